@@ -50,7 +50,7 @@ def build_as(model: SavingMethods, config: Mapping[str, Any]) -> None:
             name: KerasTensor(shape, model.dtype) if dtypes is None else _tensors(shape, dtypes[name])
             for name, shape in shapes.items()
         }
-        if model._session is None:
+        if model._built is None:
             model._create_weights((), tensors)
     elif dtypes is None:
         model.build(config["input_shape"])

@@ -66,7 +66,7 @@ def clone_model(
         raise _misfit("call_function", call_function, model, "a functional model")
     with in_place_of(model):
         clone = _cloned(model, input_tensors, clone_function, call_function, recursive)
-    choices = model._choices
+    choices = model._compile_config
     if choices is not None:
         # an optimizer trains one model
         clone.compile(**{**choices.arguments, "optimizer": copy.deepcopy(choices.arguments["optimizer"])})

@@ -134,8 +134,8 @@ class CompileMethods(StepMethods):
             if all(arguments[name] is parameter.default for name, parameter in parameters.items()):
                 arguments |= keras_model.compile_arguments()
         self._runtime.choices = choices = _config_of(self, arguments)
-        if self._session is not None:
-            self._session.compile(choices)
+        if self._built is not None:
+            self._built.compile(choices)
 
     @property
     def compiled(self) -> bool:

@@ -41,7 +41,7 @@ def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     with lambdas_kept(), one_config_written():  # `pickle` refuses them itself, and `cloudpickle` takes them
         documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.identifier)
     state = None
-    if model._session is not None or model._is_built:
+    if model._built is not None or model._is_built:
         session = model._with_weights()
         with model.at_rest():
             arrays = [host_copy(array) for array in session.cell.arrays]

@@ -41,7 +41,7 @@ class DistributionMethods(GraphMethods):
     @property
     def variables(self) -> list[Any]:
         """All variables: the weights and the states of random generators."""
-        if self._session is None and (self._is_built or has_built_parts(self)):
+        if self._built is None and (self._is_built or has_built_parts(self)):
             return self._with_states(self._weights_so_far())
         session = self._with_weights()
         return [*session.variables(), *session.generators()]
@@ -55,7 +55,7 @@ class DistributionMethods(GraphMethods):
         Raises:
             ModelError: the weights do not exist yet.
         """
-        if self._session is None and (self._is_built or has_built_parts(self)):
+        if self._built is None and (self._is_built or has_built_parts(self)):
             return self._weights_so_far()
         return [variable for variable in self.variables if not variable.is_key]
 

@@ -63,8 +63,8 @@ _check: contextvars.ContextVar[Callable[[Sequence[VariableSpec]], None]] = conte
 def built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
     """Return the built model; create its weights, if necessary, for these arguments of its call."""
     check_not_forked()
-    if model._session is not None:
-        return model._session
+    if model._built is not None:
+        return model._built
     runtime = model._runtime
     if runtime.source is not None:
         runtime.session = runtime.source.session(runtime.made_under or current_distribution())
@@ -253,7 +253,7 @@ def _check_inner_models(model: StepMethods, distribution: Distribution, chosen: 
     """Check that models among the layers have the distribution of the outer model, or weights already."""
     for path, inner in layers_below(model):
         asked = _made_under(inner)
-        if inner is model or asked is None or asked == distribution or (inner._session and chosen is not None):
+        if inner is model or asked is None or asked == distribution or (inner._built and chosen is not None):
             continue
         if asked.is_searched:  # it follows the outer model
             continue
@@ -287,9 +287,9 @@ def _check_known_sizes(graph: ModuleGraph, other: ModuleGraph, tensors: Sequence
 
 def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None) -> Forward:
     """Return the forward pass of a model under a distribution, by default its own or the current one, abstractly."""
-    remat = model._choices.remat if model._choices else None
-    if model._session is not None:
-        forward = model._session.forward
+    remat = model._compile_config.remat if model._compile_config else None
+    if model._built is not None:
+        forward = model._built.forward
         return dataclasses.replace(forward, distribution=distribution or forward.distribution, remat=remat)
     model._check_initialised()
     asked = distribution or model._runtime.made_under or current_distribution()

@@ -247,7 +247,7 @@ class Model(DistributionMethods):
         Raises:
             ModelError: the model does not accept such inputs.
         """
-        if call_context.current() is not None or self._session is not None:
+        if call_context.current() is not None or self._built is not None:
             return  # in a call each layer builds itself
         if input_shape is None:
             self._with_weights()
@@ -279,7 +279,7 @@ class Model(DistributionMethods):
         if is_symbolic and self._graph is not None:
             self._check_one_side()
             return self._graph.structured(super().__call__(*args, **kwargs))
-        is_part = self._session is None and self._is_built
+        is_part = self._built is None and self._is_built
         if is_symbolic or call_context.current() is not None or "_is_built" not in vars(self) or is_part:
             return super().__call__(*args, **kwargs)
         if args and self._has_host_part:

@@ -136,7 +136,7 @@ def _with_zeros(init: Callable[[ArrayLike], PyTree], plan: LayoutPlan) -> Callab
 def find_layout(model: Trainer, examples: Examples) -> None:
     """Find the layout of a model without weights that was created under `AutoParallel`, from its examples."""
     asked: Any = model._runtime.made_under or current_distribution()
-    if model._session is not None or asked is None or not asked.is_searched:
+    if model._built is not None or asked is None or not asked.is_searched:
         return
     if not isinstance(examples, Batching):
         summary = "AutoParallel: the shapes of the batches are not known in advance"

@@ -295,7 +295,7 @@ class SavingMethods(Trainer):
 
         Source: `keras.Model.get_compile_config`.
         """
-        arguments = {} if self._choices is None else self._choices.arguments
+        arguments = {} if self._compile_config is None else self._compile_config.arguments
         return {name: written_argument(name, value) for name, value in arguments.items()}
 
     def compile_from_config(self, config: Mapping[str, Any]) -> None:

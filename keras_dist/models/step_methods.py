@@ -335,11 +335,11 @@ class StepMethods(Layer):
     # Access to the runtime
 
     @property
-    def _session(self) -> BuiltModel | None:
+    def _built(self) -> BuiltModel | None:
         return self._runtime.session
 
     @property
-    def _choices(self) -> CompileConfig | None:
+    def _compile_config(self) -> CompileConfig | None:
         return self._runtime.choices
 
     def _chosen(self) -> CompileConfig:
@@ -349,7 +349,7 @@ class StepMethods(Layer):
     def _awaits_layout(self) -> Distribution | None:
         """The `AutoParallel` that will find the layout in `fit`; None without one."""
         asked = self._runtime.made_under
-        return asked if self._session is None and asked is not None and asked.is_searched else None
+        return asked if self._built is None and asked is not None and asked.is_searched else None
 
     @property
     def _casts_inputs(self) -> bool:
@@ -373,13 +373,13 @@ class StepMethods(Layer):
 
     def _check_idle(self, method: str) -> None:
         """Check that the model is not training."""
-        if self._session is not None and self._session.cell.is_training:
+        if self._built is not None and self._built.cell.is_training:
             given = f"{method} in a callback, or in another thread, while the model trains"
             fix = f"end the training with model.stop_training = True, and call {method} after it"
             raise ModelError(f"{method}: fit is running", given=given, fix=fix)
 
     def _check_compiled(self, method: str) -> None:
-        if self._choices is None:
+        if self._compile_config is None:
             summary = f"You must call `compile()` before using the model: {method} needs it"
             fix = 'for example model.compile("adam", loss="mse")'
             raise ModelError(summary, given="a model that is not compiled", fix=fix)
@@ -399,7 +399,7 @@ class StepMethods(Layer):
 
     def _build_for(self, tensors: PyTree) -> None:
         """Create the weights for such symbolic inputs, unless they exist."""
-        if self._session is None:
+        if self._built is None:
             self._create_weights((tensors,), {})
 
     def _after_creation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -185,7 +185,7 @@ class _Arrays:
     """The lines of a table for the variables of a model."""
 
     def __init__(self, model: Model, session: BuiltModel | None, expand_nested: bool) -> None:
-        self._session = session
+        self._built = session
         self._expand_nested = expand_nested
         self._paths = {id(layer): path for path, layer in layers_below(model)}
         rows = () if session is None else session.cell.plan.rows
@@ -228,10 +228,10 @@ class _Arrays:
 
     def totals(self) -> Iterator[_Line]:
         """Yield the lines of totals."""
-        if self._session is None:
+        if self._built is None:
             return
-        cell = self._session.cell
-        weights = [cell.row(self._session.path_of(variable)) for variable in self._session.variables()]
+        cell = self._built.cell
+        weights = [cell.row(self._built.path_of(variable)) for variable in self._built.variables()]
         known, state = {row.path for row in weights}, cell.state_plan.rows
         groups: dict[str, list[Row]] = {
             "Total params": weights,
@@ -241,7 +241,7 @@ class _Arrays:
             "Counters and random states": [row for row in state if row.role != "slot" and row.path not in known],
             "Whole training state": list(state),
         }
-        if self._session.choices is None:
+        if self._built.choices is None:
             del groups["Optimizer params"]
         for label, rows in groups.items():
             yield {
@@ -254,10 +254,10 @@ class _Arrays:
     def _rows(self, layer: Layer | Operation) -> list[Row]:
         """Return the variables of a layer: weights in their order, then counters and random states."""
         path = self._paths.get(id(layer))
-        if self._session is None or path is None:
+        if self._built is None or path is None:
             return []
-        cell = self._session.cell
-        paths = map(self._session.path_of, self._session.variables(path))
+        cell = self._built.cell
+        paths = map(self._built.path_of, self._built.variables(path))
         weights = {row.path: row for row in map(cell.row, paths)}
         return [*weights.values(), *(row for row in self._rows_by_prefix.get(path, ()) if row.path not in weights)]
 
@@ -276,7 +276,7 @@ class _Arrays:
         }
 
     def _count(self, layer: Layer | Operation) -> str:
-        if self._session is None and isinstance(layer, Layer):
+        if self._built is None and isinstance(layer, Layer):
             return f"{layer.count_params():,}" if layer._has_weights else "0 (unbuilt)"
         weights = [row for row in self._rows(layer) if row.role in PLANNED_BY_RULE]
         return f"{sum(map(_size, weights)):,}"

@@ -27,7 +27,7 @@ def _stop_flag(mode: Mode, method: str) -> Any:
 
     def stops_of(model: Any) -> set[Mode]:
         # without weights, callbacks that are called by hand have set it
-        return model._runtime.stops if model._session is None else model._session.trainer.stops
+        return model._runtime.stops if model._built is None else model._built.trainer.stops
 
     def get(self: Any) -> bool:
         return mode in stops_of(self)

@@ -44,7 +44,7 @@ class StepRunner:
         self._options = self._choices.options
         self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options, cell.assignable)
         self._placement = BatchPlacement(cell.graph, forward.distribution, self._options)
-        self._steps = _steps(forward, self._choices, cell)
+        self._steps = _steps(forward, self._compile_config, cell)
         self._logged_steps: dict[Mode, LoggedStep] = {}
         self._predict_steps: dict[ModuleCall | None, Callable[..., PyTree]] = {}
         self._run: TrainingRun | None = None
@@ -291,26 +291,26 @@ class StepRunner:
         """Check that all processes of the job run the same steps on data of the same shapes."""
 
         def facts() -> Fingerprint:
-            return {**self._choices.facts(), **_facts_of_data(examples), **(further or {})}
+            return {**self._compile_config.facts(), **_facts_of_data(examples), **(further or {})}
 
         check_agreement(about, self._cell.mesh, facts)
 
     def _check_targets(self, source: Source) -> None:
-        if not self._choices.is_own("train"):
+        if not self._compile_config.is_own("train"):
             self._cell.graph.check_trains()
             self._check_measurable(source)
 
     def _check_measurable(self, source: Source) -> None:
-        objective = self._choices.objective
-        if objective is not None and objective.needs_targets and not self._choices.is_own("test"):
+        objective = self._compile_config.objective
+        if objective is not None and objective.needs_targets and not self._compile_config.is_own("test"):
             source.check_targets()
 
     def _logged_step(self, mode: Mode, some_batch: Callable[[], Batch]) -> LoggedStep:
         """Return the train or test step; trace it once for the shapes of its logs."""
         if mode not in self._logged_steps:
             step = self._steps[mode]
-            is_own = self._choices.is_own("train") or self._choices.is_own("test")
-            if mode == "train" and not is_own and not self._choices.report:  # both log the same
+            is_own = self._compile_config.is_own("train") or self._compile_config.is_own("test")
+            if mode == "train" and not is_own and not self._compile_config.report:  # both log the same
                 logged = dataclasses.replace(self._logged_step("test", some_batch), step=step)
             else:
                 accumulators = self._compiled.accumulators(step, self._cell.state, some_batch())
@@ -385,7 +385,7 @@ class StepRunner:
 
     def _finalize(self) -> None:
         """Replace the trained variables by the final values of the optimizers."""
-        optimizers = self._choices.optimizers
+        optimizers = self._compile_config.optimizers
         if any(getattr(one.transformation, "use_ema", False) for one in optimizers.values()):
             program = jax.jit(
                 lambda state: finalize(state, optimizers), out_shardings=self._cell.state_plan.shardings.trainable
@@ -404,7 +404,7 @@ class StepRunner:
 
     def _hold(self, program: LoggedStep, states: Logs) -> None:
         """Load these states into the metric objects of the model."""
-        program.step.hold(self._choices.metrics, program.accumulators, states)
+        program.step.hold(self._compile_config.metrics, program.accumulators, states)
 
 
 def _steps(forward: Forward, choices: CompileConfig, cell: StateCell) -> dict[Mode, Any]:

@@ -298,7 +298,7 @@ def _layout_of(source: _Entry, name: str, tensor: Any, distribution: Distributio
 
 
 def _check_built(model: Any) -> None:
-    if getattr(model, "_session", None) is None and not getattr(model, "built", False):
+    if getattr(model, "_built", None) is None and not getattr(model, "built", False):
         fix = "model.build((None, 28, 28, 1)), or a model that begins with Input"
         raise ModelError("a model must be built before its graph is drawn", given=shorten(model), fix=fix)
 

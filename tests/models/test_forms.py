@@ -144,19 +144,19 @@ class TestSeveralArguments:
         """`True`, `1` and `1.0` shared one program; NaN never found its own, and every value left one behind."""
         model, x = Typed(), np.ones((2, 3), np.float32)
         assert [float(model(x, scale=scale)[0, 0]) for scale in (True, 1, 1.0, -0.0, 0.0)] == [1, 2, 3, 3, 3]
-        count = len(model._session._programs)
+        count = len(model._built._programs)
         for _ in range(2):
             model(x, scale=float("nan"))
-        assert len(model._session._programs) == count + 1
+        assert len(model._built._programs) == count + 1
         with pytest.raises(ModelError, match=r"neither an array nor hashable\n.*\{1, 2\} of type set"):
             model(x, scale={1, 2})
         scaling = Scaling()
         for scale in np.float32([0.5, 0.25]):  # floats of numpy are arrays
             assert np.array_equal(scaling(x, scale=scale), x * scale)
-        assert len(scaling._session._programs) == 1
+        assert len(scaling._built._programs) == 1
         monkeypatch.setattr(built_module, "_MOST_PROGRAMS", 8)
         with pytest.warns(UserWarning, match="compiled a program for each. Pass numbers that change as arrays"):
             for scale in range(9):
                 model(x, scale=scale)
-        assert len(model._session._programs) == 8
+        assert len(model._built._programs) == 8
         assert np.array_equal(model(inputs=x, scale=True), model(x, scale=True)), "all may be given by name"

@@ -99,7 +99,7 @@ def model_of(names: list[str]) -> kd.Model:
 
 def referred(model: kd.Model) -> dict[str, Any]:
     """References to a model, its layers, and what belongs to it."""
-    session: Any = model._session
+    session: Any = model._built
     found: dict[str, Any] = {"model": model, "session": session, "cell": session.cell}
     found |= {"trainer": session.trainer, "programs": session.trainer._compiled}
     parts = [part for _, part in nnx.iter_graph(model) if isinstance(part, layers.Layer | kd.random.SeedGenerator)]

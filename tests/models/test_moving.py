@@ -96,8 +96,8 @@ class TestMoves:
         ):
             np.testing.assert_array_equal(old, new)
         assert moved.distribution == stayed.distribution
-        assert [leaf.sharding for leaf in jax.tree.leaves(moved._session.cell.state)] == [
-            leaf.sharding for leaf in jax.tree.leaves(stayed._session.cell.state)
+        assert [leaf.sharding for leaf in jax.tree.leaves(moved._built.cell.state)] == [
+            leaf.sharding for leaf in jax.tree.leaves(stayed._built.cell.state)
         ]
         with layouts.on(end).scope():
             found = [model.fit(X, Y, batch_size=16, epochs=2, verbose=0).history["loss"] for model in (moved, stayed)]

@@ -193,7 +193,7 @@ def test_fit_takes_over_what_is_computed_again():
     model.compile("adam", "mse")
     x = np.zeros((2048, models.WIDTH), np.float32)
     model.fit(x, x, batch_size=len(x), verbose=0)
-    assert model._choices.remat.given == r"blocks/\d+"
+    assert model._compile_config.remat.given == r"blocks/\d+"
     assert model.state_plan.nbytes_per_device == live_nbytes(model) < model.state_plan.nbytes
 
 

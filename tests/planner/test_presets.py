@@ -25,7 +25,7 @@ LOOKUP = models.Lookup, (models.TOKENS, models.CLASSES), models.CROSSENTROPY
 
 def live_nbytes(model):
     """Bytes of the state on the first device."""
-    arrays = jax.tree.leaves(model._session.cell.state)
+    arrays = jax.tree.leaves(model._built.cell.state)
     shards = [shard for array in arrays for shard in array.addressable_shards]
     return sum(shard.data.nbytes for shard in shards if shard.device == jax.devices()[0])
 

@@ -28,7 +28,7 @@ def test_bytes_are_those_of_the_live_arrays(name):
     report = model.plan(X, Y)
     model.train_on_batch(X, Y)
     device = jax.devices()[0]
-    arrays = jax.tree.leaves(model._session.cell.state)
+    arrays = jax.tree.leaves(model._built.cell.state)
     live = sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards if shard.device == device)
     assert report.state.nbytes_per_device == live
     assert sum(report.nbytes_by_role.values()) == live + report.batch.nbytes_per_device

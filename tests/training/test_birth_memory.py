@@ -36,7 +36,7 @@ model = kd.Model.from_nnx(Tall, seed=0)
 rise = peak_bytes() - before
 model.compile("adam", "mse")
 per_device = {}
-for leaf in jax.tree.leaves(model._session.cell.state.slots):
+for leaf in jax.tree.leaves(model._built.cell.state.slots):
     for shard in leaf.addressable_shards:
         per_device[shard.device.id] = per_device.get(shard.device.id, 0) + shard.data.nbytes
 print(json.dumps({"rise": rise, "slots": per_device}))

@@ -46,7 +46,7 @@ def test_values_can_be_seen_operation_by_operation():
 @pytest.mark.parametrize("donate", [True, False])
 def test_donation(donate):
     model = Trained("one device", Plain, donate=donate).model
-    held = model._session.cell.arrays
+    held = model._built.cell.arrays
     model.train_on_batch(X[:8], Y[:8])
     assert held[0].is_deleted() is donate
 
@@ -67,7 +67,7 @@ def test_prefetch(monkeypatch):
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             ahead.append(drawn_now[0] - batch)
-            are_ready.append(self.model._session.cell.arrays[0].is_ready())
+            are_ready.append(self.model._built.cell.arrays[0].is_ready())
 
     monkeypatch.setattr(ArraySource, "batches", counted)
     for prefetch, drawn in ((1, 1), (2, 1), (5, 4)):

@@ -43,7 +43,7 @@ class Looks(kd.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.ended.append(batch)
-        self.programs.add(self.model._session.trainer._compiled.count)
+        self.programs.add(self.model._built.trainer._compiled.count)
 
 
 @dataclasses.dataclass
@@ -61,7 +61,7 @@ class First:
         return cls(trained, trained.model.fit(X, Y, verbose=0, **options).timing, looks)
 
     def programs(self) -> dict[Any, Any]:
-        return dict(self.trained.model._session.trainer._compiled._programs)
+        return dict(self.trained.model._built.trainer._compiled._programs)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ class TestSameNumbers:
         name, expected = single
         trained, watch = Trained(name, optimizer="adam", steps_per_execution="auto"), Looks()
         assert_same(run_of(trained), expected)
-        before = trained.model._session.trainer._compiled.count
+        before = trained.model._built.trainer._compiled.count
         assert_same(run_of(trained, callbacks=[watch]), expected)
         assert watch.begun == watch.ended == [*range(14), *range(14)]
         assert watch.programs == {before + 2}

@@ -177,7 +177,7 @@ def test_an_evaluation_in_a_callback_ends_with_the_fit(model):
 
 def test_pressed_between_dispatch_and_storing_the_step_counts(model, monkeypatch):
     before = int(model.state.step)
-    compiled = model._session.trainer._compiled
+    compiled = model._built.trainer._compiled
     train = compiled.train
 
     def pressing(*arguments):
@@ -415,5 +415,5 @@ def test_a_step_that_fails_to_compile_leaves_the_state(model):
     with pytest.raises(TypeError):
         model.train_on_batch(X[:, :3], Y)
     assert int(model.state.step) == before
-    assert all(not leaf.is_deleted() for leaf in jax.tree.leaves(model._session.cell.state))
+    assert all(not leaf.is_deleted() for leaf in jax.tree.leaves(model._built.cell.state))
     model.train_on_batch(X, Y)

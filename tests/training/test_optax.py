@@ -92,7 +92,7 @@ def test_fit_takes_the_steps_of_a_loop_by_hand(name, layout):
 
 
 def assert_all_live_where_planned(model):
-    state = model._session.cell.state
+    state = model._built.cell.state
     shardings = model.state_plan.shardings
     assert jax.tree.structure(shardings) == jax.tree.structure(state)
     for leaf, sharding, row in zip(
@@ -139,7 +139,7 @@ class TestZero1:
         model, history = self.trained(shard_optimizer=True)
         _, expected = self.trained()
         np.testing.assert_allclose(history, expected, atol=1e-5)
-        state = model._session.cell.state
+        state = model._built.cell.state
         by_kind = {
             kind: {len(leaf.addressable_shards) * leaf.addressable_shards[0].data.size // leaf.size for leaf in leaves}
             for kind, leaves in {

@@ -83,7 +83,7 @@ def test_the_same_numbers_on_a_mesh(name: str) -> None:
     for model in (one, many):
         model.fit(X, Y, batch_size=24, shuffle=False, verbose=0)
     assert_equal(values(many), values(one), atol=2e-4)
-    state, plan = many._session.cell.state, many.state_plan
+    state, plan = many._built.cell.state, many.state_plan
     for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(plan.shardings), strict=True):
         assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
 

@@ -23,7 +23,7 @@ class Trained:
         self._initial = self.model.state
 
     def fresh(self) -> Any:
-        self.model._session.cell.state = jax.tree.map(jax.numpy.copy, self._initial)
+        self.model._built.cell.state = jax.tree.map(jax.numpy.copy, self._initial)
         return self.model
 
     def fit(self, x: Any, y: Any = None, **options: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
