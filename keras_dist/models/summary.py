@@ -39,7 +39,7 @@ def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer
         plan = distribution.plan_variables(graph.specs, graph.treedef)
         rows = tuple(dataclasses.replace(row, rule="until fit finds one") for row in plan.rows)
         return layout_table(rows, f"Model on mesh {plan.mesh.describe()}, for which AutoParallel has no layout yet")
-    session = model._session if model._graph is None else model._with_weights()
+    session = model._built if model._graph is None else model._with_weights()
     if session is not None and not model._may_add_losses:
         return module_table(session.cell.plan, session.cell.state_plan, ruled_activations(session))
     return layer_table(model, session, expand_nested, show_trainable, layer_range)

@@ -134,7 +134,7 @@ class Encoder(Model):
     build.creates_weights = True  # type: ignore[attr-defined]
 
     def _with_weights(self, *args: Any, **kwargs: Any) -> BuiltModel:
-        if self._session is None and not (args or kwargs):
+        if self._built is None and not (args or kwargs):
             self.build()
         return super()._with_weights(*args, **kwargs)
 

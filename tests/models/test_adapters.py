@@ -116,7 +116,7 @@ def test_the_factors_alone_are_trained_and_have_slots_and_follow_the_weights():
     assert rows["query/lora_kernel_b"].axes == (None, "model", None)
     assert rows["output/lora_kernel_a"].axes == ("model", None, None)
     assert rows["output/lora_kernel_b"].axes == (None, None)
-    slots = [row for row in model._session.cell.state_plan.rows if "/mu/" in row.path or "/nu/" in row.path]
+    slots = [row for row in model._built.cell.state_plan.rows if "/mu/" in row.path or "/nu/" in row.path]
     assert len(slots) == 2 * len(trained) == 12
     assert sum(row.nbytes for row in slots) == 2 * wanted
     assert sum(row.nbytes_per_device for row in slots) == 2 * sum(row.nbytes_per_device for row in trained)
@@ -219,7 +219,7 @@ def test_embeddings_and_convolutions():
     kernel = kernel + 3 * a @ b
     expected = hidden[:, :-1] @ kernel[0] + hidden[:, 1:] @ kernel[1] + bias
     np.testing.assert_allclose(model.predict(tokens, verbose=0), expected, atol=TOLERANCE)
-    assert all("table" not in one.path for one in model._session.generators())
+    assert all("table" not in one.path for one in model._built.generators())
     model.merge_lora()
     np.testing.assert_allclose(model.predict(tokens, verbose=0), expected, atol=TOLERANCE)
 

@@ -80,7 +80,7 @@ def test_a_module_is_trained_as_hand_written_jax_trains_it(distribution):
     factors = {path: value for path, value in values.items() if path.startswith("lora/")}
     assert [weight.path for weight in model.trainable_weights] == list(factors)
     model.compile(kd.optimizers.SGD(0.1), "mse")
-    slots = [row.path for row in model._session.cell.state_plan.rows if "/mu/" in row.path]
+    slots = [row.path for row in model._built.cell.state_plan.rows if "/mu/" in row.path]
     assert not [path for path in slots if "lora/" not in path]
     found = model.fit(X, Y, batch_size=16, epochs=3, shuffle=False, verbose=0).history["loss"]
     loss = jax.value_and_grad(lambda factors: jnp.mean((by_hand(values | factors, X) - Y) ** 2))

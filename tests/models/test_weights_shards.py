@@ -122,7 +122,7 @@ def test_a_file_of_ones_own_in_an_index_is_not_removed(model, path):
 
 
 def test_no_step_comes_between_the_files(model, path, monkeypatch):
-    lock, host_copy, free = model._session.cell.lock, mapped_files.host_copy, []
+    lock, host_copy, free = model._built.cell.lock, mapped_files.host_copy, []
 
     def watched(*arguments):
         thread = threading.Thread(target=lambda: free.append(lock.acquire(blocking=False)))

@@ -153,7 +153,7 @@ def test_a_description_allocates_nothing_and_is_planned(tmp_path):
     report = kd.plan(model, np.zeros((4, 16), "int32"), kd.ModelParallel(kd.pretrained.rules(model, mesh)))
     feed_forward = 64 * (3 * 2**14 * 2**16 // 8) * 2
     assert report.nbytes_by_role["parameter"] > feed_forward
-    assert model._session is None
+    assert model._built is None
 
 
 def test_a_stranger_adds_a_family_by_one_class(tmp_path):

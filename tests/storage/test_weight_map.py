@@ -191,7 +191,7 @@ def test_arrays_that_a_user_has_read_outlive_a_load(model, path, monkeypatch):
     monkeypatch.setattr(array_store, "_HUGE_BYTES", 0)
     [read, *_] = model.weights
     array, before = read.value, read.numpy()
-    old = model._session.cell.arrays[1]
+    old = model._built.cell.arrays[1]
     model.load_weights(path, weight_map=MAP)
     np.testing.assert_array_equal(array, before)
     assert old.is_deleted(), "an array that nobody has read is deleted before the next one is there"
@@ -210,7 +210,7 @@ def test_memory_of_the_host_is_not_shared(offset):
 
 
 def test_regions_on_the_host(model):
-    for array in model._session.cell.arrays:
+    for array in model._built.cell.arrays:
         whole = np.asarray(array)
         np.testing.assert_array_equal(host_copy(array), whole)
         region = [slice(size // 3, size - size // 4) for size in array.shape]
