@@ -40,8 +40,8 @@ class StepRunner:
     """The compiled steps of one model on one distribution, and the loop over them."""
 
     def __init__(self, cell: StateCell, forward: Forward, choices: CompileConfig | None) -> None:
-        self._cell, self._forward, self._choices = cell, forward, choices or CompileConfig()
-        self._options = self._choices.options
+        self._cell, self._forward, self._compile_config = cell, forward, choices or CompileConfig()
+        self._options = self._compile_config.options
         self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options, cell.assignable)
         self._placement = BatchPlacement(cell.graph, forward.distribution, self._options)
         self._steps = _steps(forward, self._compile_config, cell)
