@@ -144,6 +144,10 @@ def _assumed(report: PlanReport) -> tuple[str, str, str]:
     return "Assumed", "", "".join(map(html_tables.paragraph, report.assumed))
 
 
+def _kernels(report: PlanReport) -> tuple[str, str, str]:
+    return "Kernels", "", "".join(map(html_tables.paragraph, report.kernels))
+
+
 def _mesh(report: PlanReport) -> tuple[str, str, str]:
     mesh = report.state.mesh
     label, name = device_labels(mesh.device_names)[0], mesh.device_names[0]
@@ -291,4 +295,16 @@ def _layout(report: PlanReport) -> tuple[str, str, str]:
     return "Layout", "exact", layout_html(_rows(report)) + (more if slots else "")
 
 
-_SECTIONS = (_problems, _assumed, _mesh, _target, _memory, _collectives, _differences, _shards, _layout, _activations)
+_SECTIONS = (
+    _problems,
+    _assumed,
+    _kernels,
+    _mesh,
+    _target,
+    _memory,
+    _collectives,
+    _differences,
+    _shards,
+    _layout,
+    _activations,
+)

@@ -29,7 +29,12 @@ Network = Decoder | Encoder
 
 
 def describe(
-    folder: str | os.PathLike[str], *, dtype: Policy = None, scan: bool = False, remat: bool = False
+    folder: str | os.PathLike[str],
+    *,
+    dtype: Policy = None,
+    scan: bool = False,
+    remat: bool = False,
+    attention: str = "auto",
 ) -> Network:
     """Return the network of a folder without its weights: only `config.json` is read, and nothing is allocated.
 
@@ -40,13 +45,14 @@ def describe(
         dtype: see `load`.
         scan: see `load`.
         remat: see `load`.
+        attention: see `load`.
 
     Raises:
         ConfigError: the file cannot be read, or has options that are not supported; all are listed.
         FileNotFoundError: the file does not exist.
         UnknownNameError: the `model_type` is unknown.
     """
-    return _network(read_config(folder), dtype=dtype, scan=scan, remat=remat)
+    return _network(_attending(read_config(folder), attention), dtype=dtype, scan=scan, remat=remat)
 
 
 def load(
@@ -55,6 +61,7 @@ def load(
     dtype: Policy = None,
     scan: bool = False,
     remat: bool = False,
+    attention: str = "auto",
     ignore: Sequence[str] = (),
 ) -> Network:
     """Load a network from a folder of `transformers`, on the current distribution.
@@ -67,6 +74,8 @@ def load(
             converted; the dtype in `config.json` is not used.
         scan: whether blocks are stacked, and one is compiled in a loop; see `Decoder`.
         remat: whether the backward pass computes each block again; see `Decoder`.
+        attention: `"xla"`, `"cudnn"`, `"splash"`, or `"auto"` for the fastest on the platform of the mesh; see the
+            `implementation` of `AttentionConfig`. The plan names the one that is used, and the reasons.
         ignore: regular expressions for names in the files that are not loaded, such as other heads.
 
     Raises:
@@ -78,7 +87,8 @@ def load(
 
     Source: `transformers.AutoModelForCausalLM.from_pretrained`.
     """
-    model = _network(read_config(folder), dtype=dtype, scan=scan, remat=remat, initializer="zeros")
+    config = _attending(read_config(folder), attention)
+    model = _network(config, dtype=dtype, scan=scan, remat=remat, initializer="zeros")
     model.build()
     model._arguments["initializer"] = None  # of a copy
     names = _names_in(folder) if family_named(model.config.family).prefix else None
@@ -164,6 +174,10 @@ def weight_map(model: Network, ignore: Sequence[str] = (), names_in_file: Iterab
         tied={name: stripped(other) for name, other in family.copies.items()} if tied else {},
         ignored=(*family.ignored, *ignore),
     )
+
+
+def _attending(config: NetworkConfig, implementation: str) -> NetworkConfig:
+    return dataclasses.replace(config, attention=dataclasses.replace(config.attention, implementation=implementation))
 
 
 def _network(config: NetworkConfig, **options: Any) -> Network:
