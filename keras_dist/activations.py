@@ -153,7 +153,7 @@ def silu(x: ArrayLike) -> jax.Array:
 
 
 def gelu(x: ArrayLike, approximate: bool = False) -> jax.Array:
-    """`x * P(X <= x)` for a normally distributed X, by erf or approximately by tanh: https://arxiv.org/abs/1606.08415."""
+    """`x * P(X <= x)` for a standard normal X, with tanh if `approximate`, else with erf: https://arxiv.org/abs/1606.08415."""
     return jax.nn.gelu(jnp.asarray(x), approximate)
 
 
@@ -205,7 +205,6 @@ _ACTIVATIONS = ObjectRegistry(
     accepted="a function of one array",
     example='"relu", or with arguments: lambda x: activations.threshold(x, 0.5, 0.0)',
     convert=callable_with_one_array,
-    wrong="cannot be called as activation(x)",
     functions=True,
 )
 

@@ -141,7 +141,6 @@ _CONSTRAINTS = ObjectRegistry(
     accepted="a Constraint or a function of one array",
     example='"non_neg" or constraints.MaxNorm(3)',
     convert=callable_with_one_array,
-    wrong="cannot be called as constraint(w)",
 )
 
 

@@ -36,7 +36,7 @@ _MIXED = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
 
 @dataclasses.dataclass(frozen=True, init=False)
 class DTypePolicy:
-    """The dtypes of the arithmetic and of the weights of a layer.
+    """The dtypes of arithmetic and weights of a layer.
 
     Args:
         name: `"mixed_bfloat16"` or `"mixed_float16"`, for half precision arithmetic on float32 weights; or a dtype for
@@ -122,7 +122,7 @@ def set_dtype_policy(policy: Any) -> None:
 
 @contextlib.contextmanager
 def under_policy(policy: Any) -> Generator[None]:
-    """Set the policy inside; None for the current one."""
+    """Context manager that sets the policy; None keeps the current one."""
     before = dtype_policy()
     try:
         set_dtype_policy(before if policy is None else policy)

@@ -160,7 +160,6 @@ _REGULARIZERS = ObjectRegistry(
     accepted="a Regularizer or a function of one array",
     example='"l2" or regularizers.L2(0.001)',
     convert=callable_with_one_array,
-    wrong="cannot be called as regularizer(x)",
 )
 
 

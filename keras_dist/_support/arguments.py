@@ -5,6 +5,8 @@ Scalars of numpy and arrays without dims are numbers; bools are not.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 import os
@@ -23,6 +25,7 @@ from keras_dist.errors import (
     one_of,
     shorten,
     type_name,
+    unknown_name_error,
     with_type,
 )
 
@@ -70,6 +73,22 @@ def argument_error(
         expected=expected if wrong else "",
         fix=fix,
     )
+
+
+def names_unknown_keywords(method: Callable[Arguments, Checked]) -> Callable[Arguments, Checked]:
+    """Decorate a public method: its error for an unknown keyword suggests a name and lists the valid ones."""
+    known = [name for name in inspect.signature(method).parameters if name != "self"]
+
+    @functools.wraps(method)
+    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Checked:
+        unknown = {name: value for name, value in kwargs.items() if name not in known}
+        if unknown:
+            summary = f"`{method.__name__}` has no argument"
+            given = ", ".join(f"{name}={shorten(value)}" for name, value in unknown.items())
+            raise unknown_name_error(summary, next(iter(unknown)), known, given=given, error=ArgumentTypeError)
+        return method(*args, **kwargs)
+
+    return checked
 
 
 def check_exclusive(error: type[KerasDistError] = ModelError, fix: str = "", **arguments: Any) -> None:
@@ -152,7 +171,6 @@ def check_int(
     low: int | None = None,
     high: int | None = None,
     *,
-    wrong: str = "",
     alternative: str = "",
     layer: str = "",
     example: object = None,
@@ -168,7 +186,7 @@ def check_int(
     if example is None:
         example = 1 if low is None else max(low, 1)
     error = _kind_of_error(value, error)
-    raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
+    raise argument_error(argument, value, expected, layer=layer, example=example, error=error)
 
 
 def _kind_of_error(value: object, error: type[KerasDistError] = ModelError) -> type[KerasDistError]:
@@ -184,7 +202,6 @@ def check_number(
     *,
     above: float | None = None,
     below: float | None = None,
-    wrong: str = "",
     layer: str = "",
     example: object = None,
     error: type[KerasDistError] = ModelError,
@@ -194,7 +211,7 @@ def check_number(
     if all(fits) and (above is None or above < value) and (below is None or value < below):
         return float(value)
     expected = "a finite number" + _range_text(low, high, above, below)
-    raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
+    raise argument_error(argument, value, expected, layer=layer, example=example, error=error)
 
 
 def _range_text(low: float | None, high: float | None, above: float | None = None, below: float | None = None) -> str:

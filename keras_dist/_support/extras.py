@@ -12,10 +12,15 @@ PACKAGES = {
     "datasets": "array_record importlib_resources scikit-learn tensorflow-datasets",
     "graph": "pydot",
     "h5": "h5py",
+    "hub": "huggingface_hub",
     "images": "pillow",
+    "keras": "h5py keras",
+    "mlflow": "mlflow",
     "plot": "matplotlib",
     "tensorboard": "tensorboardX",
     "tpu": "'jax[tpu]'",
+    "trackio": "trackio",
+    "wandb": "wandb",
 }
 """Packages of each extra in `pyproject.toml`, for errors: an index may have another `keras_dist`."""
 

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from keras_dist._support.array_operators import Operators
 from keras_dist._support.stateless_scope import current_scope
@@ -92,7 +91,7 @@ class Keeper(Borrower, Protocol):
         ...
 
 
-class Lendable(Operators, nnx.Variable):
+class Lendable(Operators, flax_internals.InterceptedVariable):
     """A variable that lends its array to a training run.
 
     Reading returns the array itself; the next borrower copies an array that was read. While the variable is lent,
@@ -105,8 +104,7 @@ class Lendable(Operators, nnx.Variable):
 
     __slots__ = ("_borrower", "_is_own", "_keepers", "_mesh")
 
-    @property
-    def _raw_value(self) -> Any:
+    def _read_raw(self) -> Any:
         with switching:
             borrower = self.borrower
             if borrower is None:
@@ -114,8 +112,7 @@ class Lendable(Operators, nnx.Variable):
                 return flax_internals.raw_value.__get__(self)
         return borrower.copy_of(self)
 
-    @_raw_value.setter
-    def _raw_value(self, value: Any) -> None:
+    def _write_raw(self, value: Any) -> None:
         keepers = () if jax_internals.is_traced(value) else self.keepers
         if keepers:
             value = keepers[0].checked(self, value)

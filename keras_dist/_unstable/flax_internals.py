@@ -17,7 +17,51 @@ TraceError = flax_errors.TraceContextError
 """Raised by Flax when a compiled function changes a module that was created outside of it."""
 
 raw_value: Any = nnx.Variable.__dict__["_raw_value"]
-"""The descriptor of the attribute that holds the array of an `nnx.Variable`; subclasses may wrap it."""
+"""The descriptor of the attribute that holds the array of an `nnx.Variable`."""
+
+PRIVATE_PREFIXES = ("_pytree__", "_object__")
+"""Prefixes of attributes in which Flax keeps the bookkeeping of modules."""
+
+
+class InterceptedVariable(nnx.Variable):
+    """A Variable whose array is read by `_read_raw` and written by `_write_raw`.
+
+    Flax reads and writes the attribute `_raw_value` itself, instead of calling `get_raw_value` and `set_raw_value`.
+
+    Seen with flax 0.12.8 and 0.12.12. Upstream: not reported.
+    """
+
+    __slots__ = ()
+
+    @property
+    def _raw_value(self) -> Any:
+        return self._read_raw()
+
+    @_raw_value.setter
+    def _raw_value(self, value: Any) -> None:
+        self._write_raw(value)
+
+    def _read_raw(self) -> Any:
+        return raw_value.__get__(self)
+
+    def _write_raw(self, value: Any) -> None:
+        raw_value.__set__(self, value)
+
+
+def is_data_attribute(module: Any, name: str) -> bool:
+    """Return whether Flax treats an attribute of a module as data, and not as static.
+
+    Seen with flax 0.12.8 and 0.12.12, where `nnx.is_data` takes a value, not an attribute. Upstream: not reported.
+    """
+    return module._pytree__nodes.get(name, False)
+
+
+def trace_state_of(module: Any) -> Any:
+    """Return the state of the trace in which a module was created; `is_valid()` is true inside this trace.
+
+    Seen with flax 0.12.8 and 0.12.12, which compare it only to raise `TraceContextError`. Upstream: not reported.
+    """
+    return module._pytree__state.trace_state
 
 
 def is_variable(node: Any) -> bool:
@@ -133,5 +177,5 @@ def adopt_traced_buffers(module: Any) -> None:
         if not isinstance(node, nnx.Pytree):
             continue
         for name, value in list(vars(node).items()):
-            if not node._pytree__nodes.get(name, False) and any(map(is_traced, jax.tree.leaves(value))):
+            if not is_data_attribute(node, name) and any(map(is_traced, jax.tree.leaves(value))):
                 setattr(node, name, nnx.data(value))

@@ -1,4 +1,4 @@
-"""Objects that a config names. Modules of import paths are imported, and so run.
+"""Creation of the objects that a config names. Import paths run the modules they name.
 
 Configs name code by import path, `"module:Thing"`. Only this package imports it: `config` reads files of strangers and
 runs nothing.
@@ -86,7 +86,7 @@ def _model_or_factory(run: RunConfig) -> Any:
 
 
 def data_of(run: RunConfig) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
-    """Return the training data and the test data, as arguments of `fit`."""
+    """Return the training data and the test data, as arguments of `fit` and `evaluate`."""
     component, key = needed(run.data, "data"), "data"
     ours = {name: f"keras_dist.datasets.{name}:load_data" for name in datasets.__all__}
     found = component.name if _is_path(component) else _named(component.name, key, ours)
@@ -109,7 +109,7 @@ def loss_of(run: RunConfig) -> Any:
 
 
 def callback_of(component: Component, number: int) -> Callback:
-    """Return the callback of this index."""
+    """Return the callback at an index of `[[callbacks]]`."""
     key, classes = f"callbacks[{number}]", vars(callbacks).items()
     known = {name: kind for name, kind in classes if isinstance(kind, type) and issubclass(kind, Callback)}
     found = imported(component.name, key) if _is_path(component) else _named(component.name, key, known)
@@ -143,7 +143,7 @@ def check_training(run: RunConfig) -> None:
 
 
 def needed(component: Component | None, key: str) -> Component:
-    """Return a component that must be in the config."""
+    """Return a component; raise if the config does not contain it."""
     if component is None:
         fix = f'for example {key} = "my_package.my_module:{"MyModel" if key == "model" else "load_data"}"'
         raise ConfigError(f"{key}: is missing", given=f"a config without [{key}]", fix=fix)

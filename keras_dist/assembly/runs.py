@@ -1,4 +1,4 @@
-"""`Run`: the objects of a config, and its training."""
+"""`Run`: the objects of a config, ready to train."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_dist import random
 from keras_dist.assembly.components import Examples, callback_of, check_run, compiled_model, data_of
-from keras_dist.assembly.placing import placed, resolved
+from keras_dist.assembly.distributions import placed, resolved
 from keras_dist.callbacks import BackupAndRestore, Callback, History
 from keras_dist.config import ClusterConfig, RunConfig
 from keras_dist.distribution import CommunicationOptions, initialize
@@ -25,7 +25,7 @@ RESOLVED_CONFIG = "run.json"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """A compiled model with distribution and data, as `build` returns it.
+    """A compiled model with its distribution and data, as `build` returns it.
 
     Attributes:
         config: the config, with inferred sizes and layouts.
@@ -42,7 +42,7 @@ class Run:
     held_out: Examples | None
 
     def train(self) -> History:
-        """Train the model; with `[checkpoint]`, resume an interrupted run of the same directory.
+        """Train the model; with `[checkpoint]`, resume an interrupted run from the same directory.
 
         The resolved config is saved as `run.json` in the directory. `config.load` reads it, to repeat the run with
         another `checkpoint.directory`.

@@ -21,6 +21,11 @@ from keras_dist.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau as Reduc
 from keras_dist.callbacks.swap_ema_weights import SwapEMAWeights as SwapEMAWeights
 from keras_dist.callbacks.tensorboard import TensorBoard as TensorBoard
 from keras_dist.callbacks.terminate_on_nan import TerminateOnNaN as TerminateOnNaN
+from keras_dist.callbacks.throughput import Throughput as Throughput
+from keras_dist.callbacks.trackers import Experiment as Experiment
+from keras_dist.callbacks.trackers import Tracker as Tracker
+from keras_dist.callbacks.trackers import TrackerRun as TrackerRun
+from keras_dist.callbacks.trackers import register_tracker as register_tracker
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
 

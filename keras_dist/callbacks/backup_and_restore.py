@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
-import warnings
 
 from keras_dist._support.arguments import check_path
+from keras_dist._support.located_warnings import warn
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
 from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.checkpoint import CheckpointManager
@@ -96,7 +96,7 @@ class BackupAndRestore(Callback):
         self._timer: SaveTimer | None = None
         self._batches = self._saved_at = 0
         self._last_batch = -1
-        self._has_noted = False
+        self._has_recorded = False
 
     def sees_every_batch(self, mode: Mode) -> bool:
         """Return whether batches are counted."""
@@ -114,7 +114,7 @@ class BackupAndRestore(Callback):
         """Resume from the newest good state, if there is one."""
         self._batches = self._saved_at = 0
         self._last_batch = -1
-        self._has_noted = False
+        self._has_recorded = False
         manager = CheckpointManager(
             self.model, self.backup_dir, self.keep, asynchronous=self.asynchronous, fsync=self.fsync, share_frozen=True
         )
@@ -128,8 +128,8 @@ class BackupAndRestore(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: EpochLogs | None = None) -> None:
         """Note the weights before the first step, to find weights that training does not change."""
-        if not self._has_noted:
-            self._has_noted = True
+        if not self._has_recorded:
+            self._has_recorded = True
             self._open().note_frozen()
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
@@ -179,7 +179,7 @@ class BackupAndRestore(Callback):
         except CheckpointError as failure:
             if error is None:
                 raise
-            warnings.warn(f"the last save failed, too: {failure}", CheckpointWarning, stacklevel=2)
+            warn(f"the last save failed, too: {failure}", CheckpointWarning)
 
     def _open(self) -> CheckpointManager:
         """Return the manager of the running training."""

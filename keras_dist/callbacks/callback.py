@@ -88,13 +88,13 @@ class Callback:
             setattr(self, name, state[name])
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Before the first epoch."""
+        """Called before the first epoch."""
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """After the last epoch, with its logs."""
+        """Called after the last epoch, with its logs."""
 
     def on_train_interrupt(self, signum: int) -> None:
-        """Before Ctrl-C or SIGTERM ends training, after the running step. A second signal ends it at once.
+        """Called when Ctrl-C or SIGTERM ends training, after the running step. A second signal ends it at once.
 
         SIGTERM is handled only if a callback defines this hook; otherwise it ends the process as usual.
 
@@ -103,17 +103,17 @@ class Callback:
         """
 
     def on_train_exit(self, error: BaseException | None) -> None:
-        """After training, whether it ended normally or not; after `on_train_end`, if that was called.
+        """Called when training ends, normally or by an error; after `on_train_end`, if that is called.
 
         Args:
             error: the error that ended it; None at a normal end.
         """
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Before an epoch of training; also when training resumes in the middle of one."""
+        """Called before an epoch of training, also when training resumes within an epoch."""
 
     def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
-        """After an epoch and its validation, with the logs of both (`loss`, `val_loss`)."""
+        """Called after an epoch and its validation, with the logs of both (`loss`, `val_loss`)."""
 
     def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Alias of `on_train_batch_begin`."""
@@ -122,36 +122,36 @@ class Callback:
         """Alias of `on_train_batch_end`."""
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Before an execution of training, with its first batch."""
+        """Called before an execution of training, with the index of its first batch."""
         self.on_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """After an execution of training was dispatched, with its last batch and the means of the epoch so far."""
+        """Called after an execution of training is dispatched, with its last batch and the means of the epoch."""
         self.on_batch_end(batch, logs)
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Before an evaluation, of validation data too."""
+        """Called before `evaluate`, and before validation in `fit`."""
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """After an evaluation, with its logs."""
+        """Called after `evaluate` and after validation in `fit`, with the logs."""
 
     def on_test_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Before an execution of an evaluation, with its first batch."""
+        """Called before an execution of `evaluate`, with the index of its first batch."""
 
     def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """After an execution of an evaluation was dispatched, with its last batch."""
+        """Called after an execution of `evaluate` is dispatched, with the index of its last batch."""
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
-        """Before a prediction."""
+        """Called before `predict`."""
 
     def on_predict_end(self, logs: Logs | None = None) -> None:
-        """After a prediction."""
+        """Called after `predict`."""
 
     def on_predict_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Before an execution of a prediction, with its first batch."""
+        """Called before an execution of `predict`, with the index of its first batch."""
 
     def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """After an execution of a prediction was dispatched, with its last batch."""
+        """Called after an execution of `predict` is dispatched, with the index of its last batch."""
 
 
 def watches(callback: Callback, mode: Mode) -> bool:

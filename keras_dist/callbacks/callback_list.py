@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.signatures import takes
 from keras_dist.callbacks.callback import Callback, Logs, Mode, has_own, watches
 from keras_dist.callbacks.history import History
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
 from keras_dist.distribution.jobs.consistency import Fingerprint, facts_of_config
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError, cause, shorten, with_type
+from keras_dist.training.throughput import Timing
 
 
 class CallbackList(Callback):
@@ -65,7 +66,7 @@ class CallbackList(Callback):
         """Add a callback after the others, but before those with `comes_last`.
 
         Raises:
-            ModelError: it is not a `Callback`, or one of its hooks has other parameters.
+            ModelError: the object is not a `Callback`, or one of its hooks has other parameters.
         """
         if isinstance(callback, type) or not hasattr(callback, "on_train_batch_end"):
             given = with_type(callback)
@@ -162,7 +163,7 @@ class CallbackList(Callback):
             callback = next((callback for callback in waiting if type(callback).__name__ == name), None)
             if callback is None:
                 text = f"the interrupted training had a callback {name}, which is missing here: its state is ignored"
-                warnings.warn(text, CheckpointWarning, stacklevel=2)
+                warn(text, CheckpointWarning)
                 continue
             waiting.remove(callback)
             try:
@@ -171,6 +172,11 @@ class CallbackList(Callback):
                 summary = f"training.json: callback {name} cannot use its state"
                 fix = "start again in another directory, or restore the model without `continue_training`"
                 raise CheckpointError(summary, given=f"{cause(error)}; state {shorten(one)}", fix=fix) from error
+
+    def note_timing(self, timing: Timing) -> None:
+        """Store the timing of the training so far in the history."""
+        if self.history is not None:
+            self.history.timing = timing
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Call `on_epoch_end` of all callbacks. Later callbacks see values that earlier ones add to the logs."""

@@ -28,9 +28,9 @@ class CSVLogger(Callback):
         append: whether to append to an existing file.
 
     Raises:
-        ModelError: `filename` is not a path, or `separator` not one character; at the first epoch, when the file has
-            other columns.
-        WriteError: at the beginning of training, when the file cannot be written. It is an `OSError`.
+        ModelError: `filename` is not a path, or `separator` is not one character. Raised at the end of the first epoch
+            if the file to append to has other columns.
+        WriteError: the file cannot be written. Raised when training begins; also an `OSError`.
 
     Example:
         >>> import pathlib, tempfile

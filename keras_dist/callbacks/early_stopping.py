@@ -25,7 +25,7 @@ class EarlyStopping(MonitorCallback):
 
     Attributes:
         best: the best value.
-        best_epoch: its epoch.
+        best_epoch: the epoch of the best value.
         best_weights: the weights after it, if they will be restored.
         stopped_epoch: the epoch after which this callback has ended training; otherwise 0.
         wait: number of epochs since the last improvement.

@@ -8,9 +8,10 @@ from typing import Any
 from keras_dist._support import html_tables
 from keras_dist._support.arguments import is_number
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.errors import shorten
+from keras_dist.errors import MissingExtraError, shorten
 from keras_dist.training.throughput import Timing
 from keras_dist.visualization import plot_history
+from keras_dist.visualization.history import TextPlot
 
 
 class History(Callback):
@@ -19,7 +20,7 @@ class History(Callback):
     Attributes:
         history: for each name (`loss`, `val_loss`, ...) its value in each epoch.
         epoch: numbers of the epochs.
-        timing: speed of the steps; None until `fit` returns.
+        timing: speed of the steps so far; None before the end of the first epoch.
     """
 
     def __init__(self) -> None:
@@ -69,13 +70,18 @@ class History(Callback):
             path: file to save the plot to, or None.
 
         Returns:
-            The `matplotlib.figure.Figure`.
+            The `matplotlib.figure.Figure`. Without matplotlib and a `path`, the plot as text, which a notebook shows.
 
         Raises:
             ModelError: the history is empty.
-            MissingExtraError: matplotlib is not installed: `pip install matplotlib`.
+            MissingExtraError: matplotlib is not installed, and `path` is given: `pip install matplotlib`.
         """
-        return plot_history(self, path)
+        try:
+            return plot_history(self, path)
+        except MissingExtraError:
+            if path is not None:
+                raise
+            return TextPlot(self.history)
 
 
 def _by_epoch(values: list[Any], count: int) -> list[str]:

@@ -51,5 +51,5 @@ class LambdaCallback(Callback):
                 raise unknown_name_error(what, name, _HOOKS, given=given, fix=fix, error=ModelError)
             if function is not None:
                 if name in _HOOKS and not callable(function):
-                    raise argument_error(name, function, "a function", wrong="cannot be called")
+                    raise argument_error(name, function, "a function")
                 setattr(self, name, function)

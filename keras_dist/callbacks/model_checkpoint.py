@@ -45,7 +45,7 @@ class ModelCheckpoint(MonitorCallback):
         initial_value_threshold: value that the first save must improve on.
 
     Attributes:
-        best: the best value; it is kept between two `fit`.
+        best: the best value; kept between calls of `fit`.
 
     Raises:
         ModelError: an argument is invalid; at the beginning of training, if `mode="auto"` finds no direction; at a

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from keras_dist import ops
 from keras_dist._support.arguments import check_number
+from keras_dist._support.located_warnings import warn
 from keras_dist.callbacks.callback import Callback, Logs
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.metrics import Metric
@@ -39,10 +39,7 @@ class MonitorCallback(Callback):
         check_number("min_delta", min_delta)
         self.monitor = monitor
         if mode not in _MODES:
-            warnings.warn(
-                f"{type(self).__name__} mode {shorten(mode)} is unknown, 'auto' is used; valid modes are {_MODES}",
-                stacklevel=3,
-            )
+            warn(f"{type(self).__name__} mode {shorten(mode)} is unknown, 'auto' is used; valid modes are {_MODES}")
         self.mode = mode if mode in _MODES else "auto"
         self.min_delta = abs(min_delta)
         self.best: float | None = None
@@ -74,7 +71,7 @@ class MonitorCallback(Callback):
             purpose: use of the value, for the warning.
 
         Raises:
-            ModelError: it has several elements.
+            ModelError: the value has several elements.
         """
         logs = logs or {}
         value: Any = logs.get(self.monitor)
@@ -94,7 +91,7 @@ class MonitorCallback(Callback):
             near = did_you_mean(self.monitor, logs)
             if self.monitor.startswith("val_") and not any(name.startswith("val_") for name in logs):
                 near += "; there was not a validation"
-            warnings.warn(f"{text} Available metrics are: {','.join(logs)}{near}", stacklevel=4)
+            warn(f"{text} Available metrics are: {','.join(logs)}{near}")
 
     def _is_to_rise(self) -> bool:
         if self.mode != "auto":

@@ -96,7 +96,7 @@ class OrbaxCheckpoint(ModelCheckpoint):
         """Wait for the save in the background.
 
         Raises:
-            CheckpointError: it failed.
+            CheckpointError: the save failed.
         """
         if self._manager is not None:
             self._manager.wait_until_finished()

@@ -70,8 +70,8 @@ class Drawing:
         """Update the bar to `seen` steps; `read()` is called lazily for the displayed values."""
         now = time.monotonic()
         if self._progress is not None and now - self._updated >= self._interval:
-            told = self._told(seen, now, read())
-            self._progress.update(self._task, completed=seen, total=self.total, target=self._target, description=told)
+            text = self._values_text(seen, now, read())
+            self._progress.update(self._task, completed=seen, total=self.total, target=self._target, description=text)
             self._updated = now
 
     def finish(self, seen: int, values: Values) -> None:
@@ -79,8 +79,8 @@ class Drawing:
         self.stop()
         if self.is_shown:
             now = time.monotonic()
-            told = self._told(seen, now, values)
-            line = f"{seen}/{self._target} {self._line} {now - self._started:.0f}s - {told}"
+            text = self._values_text(seen, now, values)
+            line = f"{seen}/{self._target} {self._line} {now - self._started:.0f}s - {text}"
             _LOGGER.info(line) if self._logs else self._console.print(line)
 
     def stop(self) -> None:
@@ -89,7 +89,7 @@ class Drawing:
             self._stop_progress()
             self._progress = None
 
-    def _told(self, seen: int, now: float, values: Values) -> str:
+    def _values_text(self, seen: int, now: float, values: Values) -> str:
         """Return the speed and the values as text, with as many digits as Keras."""
         means = {name: float(np.mean(value)) for name, value in (values or {}).items()}
         texts = (f"{name}: {mean:.4f}" if abs(mean) > 1e-3 else f"{name}: {mean:.4e}" for name, mean in means.items())
@@ -194,14 +194,14 @@ class Progbar:
         if not finalize:
             self._drawing.advance(current, self._means)
         for name, value in given.items():
-            noted = self._values.setdefault(name, [])
+            recorded = self._values.setdefault(name, [])
             means = self.stateless_metrics
             if finalize or name in self.stateful_metrics or (means is not None and name not in means):
-                noted[:] = [(value, 1)]
+                recorded[:] = [(value, 1)]
             else:
-                if len(noted) == _MOST_UNREAD:
-                    noted[:] = [_mean(noted)]
-                noted.append((value, steps))
+                if len(recorded) == _MOST_UNREAD:
+                    recorded[:] = [_mean(recorded)]
+                recorded.append((value, steps))
         if finalize:
             self._drawing.finish(current, self._means())
 
@@ -214,14 +214,14 @@ class Progbar:
         self.update(self._seen + check_int("n", n, 0), values)
 
     def _means(self) -> dict[str, float]:
-        self._values = {name: [_mean(noted)] for name, noted in self._values.items()}
+        self._values = {name: [_mean(recorded)] for name, recorded in self._values.items()}
         return {name: mean for name, [(mean, _)] in self._values.items()}
 
 
-def _mean(noted: list[tuple[Any, int]]) -> tuple[float, int]:
+def _mean(recorded: list[tuple[Any, int]]) -> tuple[float, int]:
     """Return the weighted mean of values, and the sum of their weights."""
-    steps = sum(count for _, count in noted)
-    return sum(float(np.mean(value)) * count for value, count in noted) / steps, steps
+    steps = sum(count for _, count in recorded)
+    return sum(float(np.mean(value)) * count for value, count in recorded) / steps, steps
 
 
 def _as_dict(values: Any) -> dict[str, Any]:

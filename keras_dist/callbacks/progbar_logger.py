@@ -60,7 +60,7 @@ class ProgbarLogger(Callback):
         self._start()
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Note the first step of the epoch: a resumed training has taken some of its steps before."""
+        """Record the first step of the epoch; a resumed training has taken earlier steps before."""
         if self._drawing is not None and not self._seen:
             self._drawing.before = batch
 

@@ -36,8 +36,8 @@ class ReduceLROnPlateau(MonitorCallback):
         cooldown_counter: remaining epochs of the cooldown.
 
     Raises:
-        ModelError: an argument is out of range; at the beginning of training, if `mode="auto"` finds no direction, or
-            the optimizer's rate cannot be set.
+        ModelError: an argument is out of range. Raised when training begins if `mode="auto"` finds no direction or the
+            learning rate cannot be set.
 
     Example:
         >>> import numpy as np

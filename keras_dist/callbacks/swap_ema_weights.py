@@ -41,8 +41,13 @@ class SwapEMAWeights(Callback):
                     average.assign(variable.value)
                 self._is_swapped = False
 
+    def on_train_exit(self, error: BaseException | None) -> None:
+        """Restore the weights if training fails."""
+        if error is not None:
+            self._swap(False)
+
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Use the averages."""
+        """Swap in the averaged weights."""
         self._swap(True)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
@@ -50,7 +55,7 @@ class SwapEMAWeights(Callback):
         self._swap(False)
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
-        """Use the averages."""
+        """Swap in the averaged weights."""
         self._swap(True)
 
     def on_predict_end(self, logs: Logs | None = None) -> None:

@@ -75,7 +75,7 @@ class TensorBoard(Callback):
         self.write_graph = write_graph
         self.write_images, self.embeddings_freq, self.embeddings_metadata = False, 0, None  # the only valid values
         self.write_steps_per_second = write_steps_per_second
-        self.update_freq = _checked_frequency(update_freq)
+        self.update_freq = checked_frequency(update_freq)
         self._first_profiled, self._last_profiled = _checked_window(profile_batch)
         self._make_writer = import_extra("tensorboardX", "tensorboard", "TensorBoard").SummaryWriter
         self._writers: dict[str, Any] = {}
@@ -96,8 +96,7 @@ class TensorBoard(Callback):
         self._is_training = True
         self._has_profiled = False
         if self.write_graph and is_chief():
-            table = "\n".join(f"    {line}" for line in str(self.model.layout_plan).splitlines())
-            self._writer(_TRAIN).add_text("layout", table, 0)
+            self.write_text("layout", str(self.model.layout_plan))
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Close the files."""
@@ -118,14 +117,11 @@ class TensorBoard(Callback):
             train["steps_per_second"] = (self._steps - self._steps_before_epoch) / seconds
         with contextlib.suppress(ModelError):  # the rate of a plain optax optimizer is not known
             log_rates(self.model, train)
-        validation = {name.removeprefix("val_"): value for name, value in (logs or {}).items() if name not in train}
         if is_chief():
-            self._write(_TRAIN, "epoch_{}", train, epoch)
-            self._write(_VALIDATION, "epoch_{}", validation, epoch)
+            self.write({**(logs or {}), **train}, epoch, "epoch_{}")
         if self.histogram_freq and epoch % self.histogram_freq == 0:
             self._write_weights(epoch)
-        for writer in self._writers.values():
-            writer.flush()
+        self._flush()
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Start the profile at its first step."""
@@ -153,6 +149,22 @@ class TensorBoard(Callback):
             self._write(_VALIDATION, "evaluation_{}_vs_iterations", logs or {}, self._steps)
             if not self._is_training:
                 self._close()
+
+    def write(self, values: Mapping[str, ArrayLike], step: int, tag: str = "{}") -> None:
+        """Write scalars and arrays; values of validation, `val_...`, without this prefix to their own folder."""
+        validation = {name.removeprefix("val_"): value for name, value in values.items() if name.startswith("val_")}
+        train = {name: value for name, value in values.items() if not name.startswith("val_")}
+        self._write(_TRAIN, tag, train, step)
+        self._write(_VALIDATION, tag, validation, step)
+        self._flush()
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write text as it is."""
+        self._writer(_TRAIN).add_text(name, "\n".join(f"    {line}" for line in text.splitlines()), 0)
+
+    def _flush(self) -> None:
+        for writer in self._writers.values():
+            writer.flush()
 
     def _writer(self, name: str) -> Any:
         if name not in self._writers:
@@ -196,7 +208,7 @@ def _refuse(**arguments: Any) -> None:
             raise ModelError(f"`{name}` is not supported", given=f"{name}={shorten(value)}", fix=fix)
 
 
-def _checked_frequency(update_freq: int | str) -> int:
+def checked_frequency(update_freq: int | str) -> int:
     """Return the number of batches between two writes of logs; 0 for never."""
     if update_freq in ("epoch", "batch"):
         return int(update_freq == "batch")

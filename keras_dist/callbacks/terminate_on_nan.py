@@ -93,7 +93,7 @@ class TerminateOnNaN(Callback):
         loss = execution.logs["loss"]
         if math.isfinite(loss):
             return
-        where = _told(self._finite.not_finite(execution.flags))
+        where = _listed(self._finite.not_finite(execution.flags))
         self._finite = None  # reported once
         if self.raise_error:
             raise RuntimeError(
@@ -104,7 +104,7 @@ class TerminateOnNaN(Callback):
         self.model.stop_training = True
 
 
-def _told(paths: list[str]) -> str:
+def _listed(paths: list[str]) -> str:
     """Describe what was not finite first: these variables or, if there are none, the loss."""
     if not paths:
         return "All variables were finite before that: look at the rows."

@@ -1,13 +1,13 @@
-"""`BackgroundSave`: a save that ends in a thread, for which Python waits at exit."""
+"""`BackgroundSave`: a save that finishes in a thread, which Python joins at exit."""
 
 from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401  # so that its exit hook is registered before ours, which runs first
 import pathlib
 import threading
-import warnings
 from collections.abc import Callable
 
+from keras_dist._support.located_warnings import warn
 from keras_dist.checkpoint.snapshot import Snapshot
 from keras_dist.distribution.jobs import heartbeat
 from keras_dist.errors import CheckpointError, CheckpointWarning
@@ -22,7 +22,7 @@ def _wait_at_the_end() -> None:
         try:
             writer.check()
         except CheckpointError as error:
-            warnings.warn(f"the last save failed: {error}", CheckpointWarning, stacklevel=2)
+            warn(f"the last save failed: {error}", CheckpointWarning)
 
 
 # `atexit` is too late: the thread pools of orbax are closed then
@@ -30,7 +30,7 @@ threading._register_atexit(_wait_at_the_end)  # type: ignore[attr-defined]
 
 
 class BackgroundSave:
-    """One save of a snapshot, which ends in a separate thread; `then` is called there at its end."""
+    """A save of a snapshot that finishes in a separate thread, which then calls `then`."""
 
     def __init__(self, snapshot: Snapshot, path: pathlib.Path, fsync: bool, then: Callable[[], None]) -> None:
         self._path = path
@@ -55,16 +55,16 @@ class BackgroundSave:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is written."""
+        """Whether the save has finished or failed."""
         return not self._thread.is_alive()
 
     def call_when_over(self, then: Callable[[], None]) -> None:
-        """Call this, in another thread, when nothing more is written."""
+        """Call `function`, in another thread, once the save has finished or failed."""
         thread = self._thread
         threading.Thread(target=lambda: (thread.join(), then()), name=f"then {thread.name}", daemon=True).start()
 
     def wait(self) -> None:
-        """Wait until nothing more is written."""
+        """Wait until the save has finished or failed."""
         self._thread.join()
 
     def check(self) -> None:

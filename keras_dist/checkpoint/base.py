@@ -29,16 +29,16 @@ Bases = Mapping[str, Mapping[str, str]]
 """Fingerprints of arrays by name, by folder of a base."""
 
 
-def bases_from_json(noted: Any) -> Bases | None:
+def bases_from_json(recorded: Any) -> Bases | None:
     """Return the bases in the document of a state; None if it is invalid."""
-    if not isinstance(noted, dict):
+    if not isinstance(recorded, dict):
         return None
-    for folder, arrays in noted.items():
+    for folder, arrays in recorded.items():
         if not (NAME.fullmatch(folder) and isinstance(arrays, dict)):
             return None
         if not all(isinstance(one, str) for one in arrays.values()):
             return None
-    return noted
+    return recorded
 
 
 def has_arrays(fingerprints: Any, arrays: Mapping[str, str]) -> bool:

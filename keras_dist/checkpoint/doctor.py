@@ -55,7 +55,7 @@ class SavedArray:
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`, or `other`."""
+        """One of `KINDS`, or `"other"`."""
         kind = self.name.partition("/")[0]
         return kind if kind in KINDS else "other"
 
@@ -96,7 +96,7 @@ class SavedState:
 
     @property
     def is_good(self) -> bool:
-        """Whether it is not damaged."""
+        """Whether the checkpoint is undamaged."""
         return not self.problems
 
     @property
@@ -135,7 +135,7 @@ class Diagnosis:
         return render_diagnosis(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return the diagnosis as JSON values."""
         found = dataclasses.asdict(self)
         found |= {"path": str(self.path), "is_good": self.is_good}
         entries = [*found["states"], *found["bases"]]
@@ -145,7 +145,7 @@ class Diagnosis:
 
     @property
     def is_good(self) -> bool:
-        """Whether there is at least one state, and none is damaged, except folders that were moved aside."""
+        """Whether there is a state and all are undamaged; folders that were moved aside are ignored."""
         return bool(self.states) and all(state.is_good for state in self.states)
 
 
@@ -289,16 +289,16 @@ def _recorded(record: Mapping[str, Any]) -> dict[str, Any]:
         "versions": {_text(name): _text(version) for name, version in record["versions"].items()},
         "processes": _count(record["processes"]),
         "mesh": dict(zip(map(_text, mesh["axis_names"]), map(_count, mesh["shape"]), strict=True)),
-        "arrays": tuple(_saved_array(name, noted, rows.get(name)) for name, noted in record["arrays"].items()),
+        "arrays": tuple(_saved_array(name, recorded, rows.get(name)) for name, recorded in record["arrays"].items()),
     }
 
 
-def _saved_array(name: str, noted: Mapping[str, Any], row: Mapping[str, Any] | None) -> SavedArray:
-    if not is_array(noted):
-        raise ValueError(f"{shorten(noted)} is not a shape and dtype of {_text(name)!r}")
-    shape = tuple(noted["shape"])
+def _saved_array(name: str, recorded: Mapping[str, Any], row: Mapping[str, Any] | None) -> SavedArray:
+    if not is_array(recorded):
+        raise ValueError(f"{shorten(recorded)} is not a shape and dtype of {_text(name)!r}")
+    shape = tuple(recorded["shape"])
     if row is None:
-        nbytes = math.prod(shape) * jax_internals.itemsize(dtype_named(noted["dtype"]))
+        nbytes = math.prod(shape) * jax_internals.itemsize(dtype_named(recorded["dtype"]))
         return SavedArray(name, shape, nbytes, None, None, nbytes)
     axes = tuple(_axis(axis) for _, axis in zip(shape, row["axes"], strict=True))
     rule = None if row["rule"] is None else _text(row["rule"])

@@ -12,9 +12,9 @@ import os
 import pathlib
 import shutil
 import time
-import warnings
 from typing import Any, cast
 
+from keras_dist._support.located_warnings import warn
 from keras_dist.checkpoint.manifest import NAME, damage_of, listed_in, write_manifest
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, cause, shorten
@@ -114,7 +114,7 @@ class Draft:
             shutil.rmtree(replaced, ignore_errors=True)  # the new one is in its place, even if this fails
 
     def abandon(self) -> None:
-        """Remove the folder. Does nothing the second time, after `commit`, or in processes other than the first."""
+        """Remove the folder. Does nothing after `commit`, when called again, and in processes other than the first."""
         if not self._is_over:
             shutil.rmtree(self.folder, ignore_errors=True)
             self._release()
@@ -125,7 +125,7 @@ class Draft:
 
 
 class BucketDraft:
-    """A folder in a bucket. It is written in place, and is valid once it has its manifest, which is written last.
+    """A folder in a bucket, written in place; valid once its manifest is written, which happens last.
 
     The previous content is deleted first. The next draft of the place removes what a killed writer leaves.
     """
@@ -147,7 +147,7 @@ class BucketDraft:
         self._is_over = True
 
     def abandon(self) -> None:
-        """Remove the folder. Does nothing the second time, after `commit`, or in processes other than the first."""
+        """Remove the folder. Does nothing after `commit`, when called again, and in processes other than the first."""
         if not self._is_over:
             self._is_over = True
             with contextlib.suppress(OSError):  # the next draft removes it
@@ -191,7 +191,7 @@ def _check_holds_no_other(place: pathlib.Path) -> None:
 
 
 def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:
-    """Finish or undo the work of a killed writer: move a folder back whose replacement is missing, and remove drafts.
+    """Finish or undo the work of a killed writer: restore a folder without replacement, and remove drafts.
 
     Unless it `is_only_writer`, drafts of others are kept, and the folder that `present` finds is moved to its place,
     since it may have been read there.
@@ -215,11 +215,11 @@ def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:
 def _put_back(path: pathlib.Path, place: pathlib.Path) -> None:
     os.rename(path, place)
     what = "the previous state is used again" if ".replaced-" in path.name else "it was complete, and is used"
-    warnings.warn(f"{path}: a save was killed; {what}", CheckpointWarning, 4)
+    warn(f"{path}: a save was killed; {what}", CheckpointWarning)
 
 
 def present(place: pathlib.Path) -> pathlib.Path:
-    """Return the folder at its place, once a writer has moved it there; or a complete draft of a killed writer."""
+    """Return the folder once a writer has moved it to its place; or the complete draft of a killed writer."""
     if in_bucket(place):
         return refreshed(place)
     for wait in WAITS:
@@ -232,7 +232,7 @@ def present(place: pathlib.Path) -> pathlib.Path:
     # nothing is moved, since a reader may lack the permission to write; the draft is newer than what it replaces
     for path in sorted(resolved.parent.iterdir()):
         if place_of(path) == resolved and not _is_locked(path) and not damage_of(path):
-            warnings.warn(f"{place} is not there: a save was killed; {path} is used", CheckpointWarning, stacklevel=4)
+            warn(f"{place} is not there: a save was killed; {path} is used", CheckpointWarning)
             return path
     return place
 

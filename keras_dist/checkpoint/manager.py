@@ -13,11 +13,11 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import warnings
 from types import NoneType
 from typing import Protocol, Self, runtime_checkable
 
 from keras_dist._support.arguments import check_flag, check_int, check_kind, check_path
+from keras_dist._support.located_warnings import warn
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.background import BackgroundSave, not_written
 from keras_dist.checkpoint.base import FINGERPRINTS, SHARED_BYTES, Bases, fingerprints
@@ -43,7 +43,7 @@ class Checkpointable(Protocol):
     """An object that a manager saves and restores: a `Model`."""
 
     def at_rest(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which no other thread consumes the arrays of a snapshot."""
+        """Return a context in which other threads do not consume the arrays of a snapshot."""
         ...
 
     def snapshot(self) -> Snapshot:
@@ -137,7 +137,7 @@ class CheckpointManager:
         self._fsync = check_flag("fsync", fsync, CheckpointError)
         self._share_frozen = check_flag("share_frozen", share_frozen, CheckpointError)
         self._bases: Bases = {}
-        self._noted: dict[str, str] = {}
+        self._recorded: dict[str, str] = {}
         self._writer: BackgroundSave | None = None
         self._damaged: set[int] = set()
         self._job, self._job_behind = Rendezvous("a CheckpointManager"), Rendezvous("the end of a save")
@@ -176,7 +176,7 @@ class CheckpointManager:
             snapshot: a state to write instead.
 
         Returns:
-            The path of the state, where it is or will be.
+            The path of the state, which may still be written in the background.
 
         Raises:
             CheckpointError: this save, or the one before in the background, failed; earlier states are untouched. Or
@@ -207,10 +207,10 @@ class CheckpointManager:
         return str(path)
 
     def note_frozen(self) -> None:
-        """Note the weights before training, for `share_frozen`: weights that are equal at the first save are frozen."""
+        """Record the weights before training, for `share_frozen`: weights equal at the first save are frozen."""
         if self._share_frozen:
             with self._model.at_rest():
-                self._noted = self._fingerprints(self._model.snapshot())
+                self._recorded = self._fingerprints(self._model.snapshot())
 
     def _fingerprints(self, snapshot: Snapshot) -> dict[str, str]:
         large = {name: array for name, array in snapshot.arrays.items() if array.nbytes >= SHARED_BYTES}
@@ -220,8 +220,8 @@ class CheckpointManager:
         """Let a state refer to bases for unchanged arrays; write a base for unchanged arrays that are in none."""
         if not self._share_frozen:
             return snapshot
-        found, before = self._fingerprints(snapshot), self._noted
-        self._noted = found
+        found, before = self._fingerprints(snapshot), self._recorded
+        self._recorded = found
         bases = {
             folder: {name: one for name, one in arrays.items() if found.get(name) == one}
             for folder, arrays in self._bases.items()
@@ -262,7 +262,7 @@ class CheckpointManager:
         """Wait for the save in the background.
 
         Raises:
-            CheckpointError: it failed.
+            CheckpointError: the save failed.
         """
         writer = self._writer
         if writer is not None:
@@ -271,7 +271,7 @@ class CheckpointManager:
             writer.check()
 
     def newest(self) -> Stored | None:
-        """Return the newest good state, or None if there are no states. Warns of damaged ones.
+        """Return the newest undamaged state, or None without states. Warns of damaged states.
 
         Raises:
             CheckpointError: all states are damaged.
@@ -298,7 +298,7 @@ class CheckpointManager:
                 problems = "; ".join(error.problems) or error.given
                 tried.append(f"{self._path(step).name}: {problems}")
                 text = f"{self._path(step)} is skipped, for an older one if there is any: {problems}"
-                warnings.warn(text, CheckpointWarning, stacklevel=3)
+                warn(text, CheckpointWarning)
         if tried:
             summary = f"no checkpoint in {str(self.directory)!r} can be restored"
             fix = "to start again, choose another directory or move these away; nothing was deleted"
@@ -306,7 +306,7 @@ class CheckpointManager:
         return None
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the newest good state.
+        """Restore the newest undamaged state.
 
         Returns:
             Its path; None if there is no state, in which case the model is unchanged.
@@ -322,7 +322,7 @@ class CheckpointManager:
         return str(stored.folder)
 
     def delete(self) -> None:
-        """Delete all states that are not known to be damaged, and the directory if it is then empty."""
+        """Delete all states except those known to be damaged, and the directory if it is then empty."""
         self._check_open()
         try:
             self.wait_until_finished()
@@ -338,7 +338,7 @@ class CheckpointManager:
 
         Args:
             wait: if False, the save continues, and the directory is released when it ends.
-            error: reason for which this process of a job leaves the others, if it does: they no longer wait for it.
+            error: error by which this process leaves its job; the other processes then stop waiting for it.
 
         Raises:
             CheckpointError: the save failed.
@@ -386,7 +386,7 @@ class CheckpointManager:
         for path in (*map(self._path, self.steps), *bases_in(self.directory)):
             if not (path / manifest.NAME).is_file():
                 discard(path)
-                warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, stacklevel=2)
+                warn(f"{path}: left by a process that was killed; removed", CheckpointWarning)
 
     def _make_room(self, step: int) -> None:
         """Raise if there are states of later steps; rename a damaged state of this step."""
@@ -409,7 +409,7 @@ class CheckpointManager:
                 aside = aside.with_name(f"{aside.name}_")
             with writing_to(path):
                 path.rename(aside)
-            warnings.warn(f"{path} is damaged, and is kept as {aside.name}", CheckpointWarning, stacklevel=4)
+            warn(f"{path} is damaged, and is kept as {aside.name}", CheckpointWarning)
         self._damaged.discard(step)
 
     def _prune(self) -> None:

@@ -37,13 +37,13 @@ def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
     job = job or Rendezvous()
     names = job.first(lambda: files_below(folder), list)
     mine = names[job.process :: job.processes]
-    parts = job.each(lambda: _noted(folder, mine), dict)
-    files = {name: noted for part in parts for name, noted in part.items()}
+    parts = job.each(lambda: _recorded(folder, mine), dict)
+    files = {name: recorded for part in parts for name, recorded in part.items()}
 
     def write() -> None:
-        if files.keys() != {*names} or not all(map(_is_noted, files.values())):
+        if files.keys() != {*names} or not all(map(_is_recorded, files.values())):
             fix = "save again; let nobody else reach the coordinator's port"
-            raise CheckpointError(f"the files of {str(folder)!r} cannot be noted", given=shorten(files), fix=fix)
+            raise CheckpointError(f"the files of {str(folder)!r} cannot be recorded", given=shorten(files), fix=fix)
         (folder / NAME).write_bytes(_rendered({name: files[name] for name in names}))
 
     job.first(write)
@@ -94,7 +94,7 @@ def _irregular_below(folder: pathlib.Path) -> list[str]:
     ]
 
 
-def _noted(folder: pathlib.Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _recorded(folder: pathlib.Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the entries of these files in the manifest."""
     with _threads() as threads:
         return dict(zip(names, threads.map(functools.partial(_note, folder), names), strict=True))
@@ -108,17 +108,17 @@ def _note(folder: pathlib.Path, name: Any) -> dict[str, Any]:
     return {"bytes": size, "crc32c": _checksum(folder, name, size)}
 
 
-def _is_noted(noted: Any) -> bool:
+def _is_recorded(recorded: Any) -> bool:
     """Whether this is a result of `_note`."""
-    is_size = isinstance(noted, dict) and type(noted.get("bytes")) is int
-    return is_size and noted.keys() == {"bytes", "crc32c"} and isinstance(noted["crc32c"], str)
+    is_size = isinstance(recorded, dict) and type(recorded.get("bytes")) is int
+    return is_size and recorded.keys() == {"bytes", "crc32c"} and isinstance(recorded["crc32c"], str)
 
 
 def _is_inside(name: str) -> bool:
     return not pathlib.PurePosixPath(name).is_absolute() and ".." not in pathlib.PurePosixPath(name).parts
 
 
-def _damage(folder: pathlib.Path, follow_links: bool, name: str, noted: dict[str, Any]) -> str | None:
+def _damage(folder: pathlib.Path, follow_links: bool, name: str, recorded: dict[str, Any]) -> str | None:
     if not _is_inside(name):
         return f"{name} is not inside of the checkpoint"
     if follow_links:
@@ -126,9 +126,9 @@ def _damage(folder: pathlib.Path, follow_links: bool, name: str, noted: dict[str
         folder, name = path.parent, path.name
     try:
         size = size_of(folder / name)
-        if size != noted["bytes"]:
-            return f"{name} has {size} bytes instead of {noted['bytes']}"
-        is_same = _checksum(folder, name, size) == noted["crc32c"]
+        if size != recorded["bytes"]:
+            return f"{name} has {size} bytes instead of {recorded['bytes']}"
+        is_same = _checksum(folder, name, size) == recorded["crc32c"]
         return None if is_same else f"{name} has other bytes than were written"
     except FileNotFoundError:
         return f"{name} is missing"
@@ -146,7 +146,7 @@ def _files_of(content: bytes) -> dict[str, dict[str, Any]] | None:
 
 
 def _rendered(files: dict[str, dict[str, Any]]) -> bytes:
-    listed = {name: {"bytes": noted["bytes"], "crc32c": noted["crc32c"]} for name, noted in files.items()}
+    listed = {name: {"bytes": recorded["bytes"], "crc32c": recorded["crc32c"]} for name, recorded in files.items()}
     check = _hexadecimal(google_crc32c.value(json.dumps(listed).encode()))
     return json.dumps({"format": FORMAT, "files": listed, "crc32c_of_files": check}, indent=1).encode() + b"\n"
 

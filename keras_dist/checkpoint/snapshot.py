@@ -105,7 +105,7 @@ class Snapshot:
 
         Raises:
             CheckpointError: the place is not suitable.
-            OSError: it cannot be written.
+            OSError: a file cannot be written.
         """
         place = folder_path(check_path("place", place, "states", CheckpointError))
         check_flag("fsync", fsync, CheckpointError)
@@ -169,7 +169,7 @@ class Stored:
             their layout plan.
 
     Raises:
-        CheckpointError: it is damaged, or not a checkpoint.
+        CheckpointError: the folder is damaged, or not a checkpoint.
     """
 
     def __init__(self, folder: pathlib.Path, is_checked: bool = False, *, is_base: bool = False) -> None:
@@ -206,18 +206,18 @@ class Stored:
             given = f"format {self.record.get('format')!r}, not {FORMAT}"
             fix = "read it with the version of keras_dist that wrote it, or a later one"
             raise CheckpointError(f"{str(folder)!r} has a format that is not known", given=given, fix=fix)
-        noted = self.record.get("arrays")
-        has_arrays_noted = isinstance(noted, dict) and all(map(is_array, noted.values()))
+        recorded = self.record.get("arrays")
+        has_arrays_noted = isinstance(recorded, dict) and all(map(is_array, recorded.values()))
         if not is_count(self.record.get("step")) or not has_arrays_noted:
             raise self.unreadable(RECORD, "a document without a step and arrays")
         self.bases: Bases = {} if is_base or not self.has(BASES) else self._found_bases()
         self._opened = {name: self._opened_base(name, is_checked) for name in self.bases}
 
     def _found_bases(self) -> Bases:
-        noted = self.document(BASES)
-        bases = bases_from_json(noted)
+        recorded = self.document(BASES)
+        bases = bases_from_json(recorded)
         if bases is None or not all(arrays.keys() <= self.record["arrays"].keys() for arrays in bases.values()):
-            raise self.unreadable(BASES, shorten(noted))
+            raise self.unreadable(BASES, shorten(recorded))
         return bases
 
     def _opened_base(self, name: str, is_checked: bool) -> Stored:
@@ -270,8 +270,8 @@ class Stored:
         """Return the document of this name; None if the manifest does not list it.
 
         Raises:
-            CheckpointError: it is not JSON.
-            OSError: it cannot be read.
+            CheckpointError: the document is not JSON.
+            OSError: the file cannot be read.
         """
         with self._noticing():
             try:
@@ -279,21 +279,22 @@ class Stored:
             except (ValueError, RecursionError) as error:
                 raise self.unreadable(name, cause(error)) from error
 
-    def unreadable(self, name: str, given: str) -> CheckpointError:
+    def unreadable(self, name: str, given: str, fix: str = "") -> CheckpointError:
         """Return the error for an invalid document.
 
         Args:
             name: name of the document.
-            given: its mistake.
+            given: the mistake in the document.
+            fix: by default, to restore another checkpoint.
         """
-        fix = "restore another checkpoint, or write it again; it may be from another version, or forged"
+        fix = fix or "restore another checkpoint, or write it again; another version may have written it"
         return CheckpointError(f"{name}.json in {str(self.folder)!r} cannot be read", given=given, fix=fix)
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
-        """Return some arrays, on devices if a sharding is given, else on the host.
+        """Return arrays by name: on devices if `wanted` gives a sharding, else on the host.
 
         Raises:
-            CheckpointError: they cannot be read; or another process has replaced the checkpoint since it was opened.
+            CheckpointError: an array cannot be read; or another process has replaced the checkpoint meanwhile.
         """
         check_kind("wanted", wanted, Mapping, "a dict of jax.ShapeDtypeStructs by name", error=CheckpointError)
         for name, like in wanted.items():
@@ -306,11 +307,11 @@ class Stored:
             return found
 
     def arrays_below(self, prefix: str) -> dict[str, jax.Array | np.ndarray]:
-        """Return the arrays whose names begin with `prefix`, on the host, by the rest of their names."""
+        """Return the arrays whose names begin with `prefix`, on the host, by the remainder of their names."""
         check_kind("prefix", prefix, str, "a string", error=CheckpointError)
         like = {
-            name: jax.ShapeDtypeStruct(tuple(noted["shape"]), dtype_named(noted["dtype"]))
-            for name, noted in self.record["arrays"].items()
+            name: jax.ShapeDtypeStruct(tuple(recorded["shape"]), dtype_named(recorded["dtype"]))
+            for name, recorded in self.record["arrays"].items()
             if name.startswith(prefix)
         }
         return {name.removeprefix(prefix): value for name, value in self.arrays(like).items()}
@@ -367,7 +368,8 @@ def newest_in(directory: pathlib.Path) -> pathlib.Path | None:
 def _problems_of(folder: pathlib.Path) -> list[str]:
     if folder.is_dir():
         return damage_of(folder)
-    return [f"{folder} is not a folder" + (", but is being written" if is_being_written(folder) else "")]
+    what = "is not a folder" if folder.exists() else "does not exist"
+    return [f"{folder} {what}" + (", but is being written" if is_being_written(folder) else "")]
 
 
 def _unopened(folder: pathlib.Path, problems: Sequence[str]) -> CheckpointError:
@@ -384,20 +386,22 @@ def _unopened(folder: pathlib.Path, problems: Sequence[str]) -> CheckpointError:
     return CheckpointError(f"{str(folder)!r} is {what}", given="; ".join(parts), fix=fix, problems=tuple(problems))
 
 
-def is_array(noted: Any) -> bool:
-    """Whether a value of a document is the shape and the dtype of an array."""
-    shape = noted.get("shape") if isinstance(noted, dict) else None
+def is_array(recorded: Any) -> bool:
+    """Whether a value of a document describes an array by shape and dtype."""
+    shape = recorded.get("shape") if isinstance(recorded, dict) else None
     if not isinstance(shape, list) or not all(map(is_count, shape)):
         return False
     try:
-        itemsize = jax_internals.itemsize(dtype_named(noted["dtype"])) if isinstance(noted.get("dtype"), str) else 0
+        itemsize = (
+            jax_internals.itemsize(dtype_named(recorded["dtype"])) if isinstance(recorded.get("dtype"), str) else 0
+        )
     except (TypeError, ValueError, StopIteration):
         return False
     return itemsize > 0 and math.prod(size or 1 for size in shape) * itemsize < _LIMIT  # as in numpy
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value of a document is a number of steps, devices, bytes ..."""
+    """Whether a value of a document is an integer of at least 0."""
     return is_int(value, 0, _LIMIT - 1)
 
 

@@ -17,6 +17,7 @@ import typer
 
 from keras_dist import __version__
 from keras_dist.cli.commands import devices, doctor, migrate, train
+from keras_dist.cli.convert import convert
 from keras_dist.cli.demo import demo
 from keras_dist.cli.launch import launch
 from keras_dist.cli.planning import auto, check, explain, plan
@@ -107,6 +108,6 @@ def _add(act: Callable[..., int], **options: Any) -> None:
     app.command(act.__name__, **options)(command)
 
 
-for _act in (train, plan, auto, explain, check, devices, doctor, migrate, demo):
+for _act in (train, plan, auto, explain, check, devices, doctor, migrate, convert, demo):
     _add(_act)
 _add(launch, context_settings={"allow_interspersed_args": False})

@@ -25,7 +25,7 @@ class Classifier(nnx.Module):
 
 
 def train(config: kd.config.RunConfig, devices: int) -> float:
-    """Train on so many fake CPU devices, and return the accuracy over the test images."""
+    """Train on `devices` fake CPU devices, and return the accuracy on the test images."""
     started = time.monotonic()
     kd.use_cpu_devices(devices)
     run = kd.assembly.build(config)

@@ -1,4 +1,4 @@
-"""`keras-dist launch`: runs a script in several processes, and restarts them when one dies."""
+"""`keras-dist launch`: runs a script in several processes, and restarts them when one fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from keras_dist._support import backend_environment
-from keras_dist.cli.nodes import Place
+from keras_dist.cli.nodes import NodePosition
 from keras_dist.cli.process_tree import run_guarded
 from keras_dist.cli.supervision import Job, Supervisor
 
@@ -54,18 +54,18 @@ def launch(
 
     keras-dist launch --processes 4 -- -m keras_dist train run.toml
 
-    Each process gets its place in `KERAS_DISTRIBUTION_*`, which `keras_dist.initialize()` reads. When one dies or
-    hangs, the others are ended, and all are restarted on another port; with `BackupAndRestore` in the script they
+    Each process gets its place in `KERAS_DISTRIBUTION_*`, which `keras_dist.initialize()` reads. When one fails or
+    hangs, the others are stopped, and all are restarted on another port; with `BackupAndRestore` in the script they
     resume. The launcher gives up after --max-restarts, or after two restarts in a row without a new save.
 
     With --nodes, run the same command once on each node; it starts --processes there. srun, mpirun and indexed jobs of
     Kubernetes provide the index of the node. Across nodes the port of the coordinator stays the same.
 
     Ctrl-C and SIGTERM are sent to every process; a second signal kills all. The exit code is 0 after success, 75 if the
-    job has saved its state after a signal and can be started again, else the code of the process that died. On Linux no
+    job has saved its state after a signal and can be started again, else the code of the failed process. On Linux no
     process outlives the launcher.
     """
-    place = Place.resolve(nodes, node_rank, coordinator)
+    place = NodePosition.resolve(nodes, node_rank, coordinator)
     if script != "-m" and not pathlib.Path(script).is_file():
         raise typer.BadParameter(f"expected a Python file, got {script!r}", param_hint="SCRIPT")
     job = Job(

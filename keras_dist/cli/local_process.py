@@ -26,20 +26,20 @@ _LIMIT_S = 5.0  # for a killed process to exit, and for its log to be read
 
 
 class Printer:
-    """Prints lines of several threads, each as a whole."""
+    """Printer of lines from several threads; each line is printed as a whole."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def print(self, line: str, file: TextIO) -> None:
-        """Print the line, unless the reader has gone."""
+        """Print a line; ignore a closed pipe."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             file.write(f"{line}\n")
             file.flush()
 
 
 class LocalProcess:
-    """A process that runs a command, and is killed when the launcher dies."""
+    """A process that runs a command, and is killed when the launcher exits."""
 
     def __init__(
         self, index: int, command: Sequence[str], environment: Mapping[str, str], folder: pathlib.Path, printer: Printer
@@ -67,7 +67,7 @@ class LocalProcess:
 
     @property
     def notes(self) -> ProcessNotes:
-        """The notes of the process for its launcher."""
+        """The JSON notes that the process writes for its launcher."""
         return ProcessNotes.read(self._notes)
 
     def poll(self) -> int | None:
@@ -95,11 +95,11 @@ class LocalProcess:
         self.poll()
 
     def close(self) -> None:
-        """Read the rest of the log, after the writers have exited."""
+        """Read the remaining log, after its writers have exited."""
         self._reader.join(_LIMIT_S)
 
     def end_described(self) -> str:
-        """Describe the end of the process, or its reason."""
+        """Describe how the process ended: its exit code or signal, or the given reason."""
         code, notes = self.code or 0, self.notes
         if code < 0:
             known = -code in [*signal.Signals]

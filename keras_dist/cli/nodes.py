@@ -1,4 +1,4 @@
-"""`Place`: the nodes of a launcher's job, from arguments or from Slurm, Open MPI or Kubernetes."""
+"""`NodePosition`: the nodes of a launcher's job, from arguments or from Slurm, Open MPI or Kubernetes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class NodePosition:
     """Position of this node among the nodes of the job; each node has one launcher."""
 
     nodes: int = 1
@@ -29,8 +29,8 @@ class Place:
         rank: int | None = None,
         coordinator: str | None = None,
         environ: Mapping[str, str] = os.environ,
-    ) -> Place:
-        """Return the place, with None replaced by values of the scheduler."""
+    ) -> NodePosition:
+        """Return the position, with values of None taken from the scheduler."""
         found = _detected(environ) if nodes is None else None
         options = {"--node-rank": rank, "--coordinator": coordinator}
         given = [f"{name} {value}" for name, value in options.items() if value is not None]

@@ -1,4 +1,4 @@
-"""`Supervisor`: starts the processes of a job on this node, and restarts them when one dies."""
+"""`Supervisor`: starts the processes of a job on this node, and restarts them when one fails."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from keras_dist._support.process_notes import ProcessNotes
 from keras_dist.cli import process_tree
 from keras_dist.cli.local_process import LocalProcess, Printer
-from keras_dist.cli.nodes import Place
+from keras_dist.cli.nodes import NodePosition
 
 _POLL_S = 0.1
 _MOMENT_S = 2.0  # time for processes that raise the same error to exit
 _CLOSE_S = 10.0  # time for a process that has raised an error to close its files
-_NOTICE_S = 10.0  # time for processes of other nodes to notice a death
+_NOTICE_S = 10.0  # time for processes of other nodes to notice a failure
 _TELL_S = 6.0  # time for them to read of a failure: longer than their grace for the failed process
 _GONE_S = 20.0  # a coordinator that answers after this time belongs to the next start
 _TWICE_S = 0.5  # a scheduler may send the same signal to the launcher and to its child
@@ -35,7 +35,7 @@ class Job:
 
     command: Sequence[str]
     processes: int = 1  # on each node
-    place: Place = dataclasses.field(default_factory=Place)
+    place: NodePosition = dataclasses.field(default_factory=NodePosition)
     devices: int | None = None  # fake CPU devices of each process
     hang_timeout_s: int = 600  # 0 for no limit
     join_timeout_s: int = 60
@@ -58,8 +58,8 @@ class Job:
 
 
 @dataclasses.dataclass
-class Death:
-    """The failure of a process, as in the report."""
+class Failure:
+    """The failure of a process, as an entry of the report."""
 
     process: int
     how: str  # exit code and error, or signal
@@ -67,11 +67,11 @@ class Death:
     saved: str | None = None  # the checkpoint to resume from
     steps_lost: int = 0  # training steps of the first process of this node since the checkpoint
     restarted: bool = False
-    to_next_step_s: float | None = None  # time from the death to the next step
+    to_next_step_s: float | None = None  # time from the failure to the next step
 
 
 class Supervisor:
-    """Runs the processes of a job on one node, and writes deaths to the JSON file `report`."""
+    """Supervisor of the processes of a job on one node; it writes failures to the JSON file `report`."""
 
     def __init__(
         self, job: Job, *, max_restarts: int = 3, grace_s: int = 30, report: pathlib.Path | None = None
@@ -79,7 +79,7 @@ class Supervisor:
         self._job, self._max_restarts, self._grace_s, self._report = job, max_restarts, grace_s, report
         self._processes: list[LocalProcess] = []
         self._printer = Printer()
-        self._deaths: list[Death] = []
+        self._failures: list[Failure] = []
         self._asked: int | None = None  # the first signal to this process
         self._asked_at = 0.0
 
@@ -98,24 +98,24 @@ class Supervisor:
         with tempfile.TemporaryDirectory(prefix="keras_dist_launch_") as folder:
             while True:
                 self._start(pathlib.Path(folder))
-                death = self._watch()
+                failure = self._watch()
                 if self._asked:
                     return self._end_as_asked()
-                self._end(death)
-                if death is None:
+                self._end(failure)
+                if failure is None:
                     self._look_whether_joined()
                     return 0
                 notes = self._processes[0].notes
-                death.saved, death.steps_lost = notes.saved, notes.steps - notes.saved_steps
-                self._deaths.append(death)
+                failure.saved, failure.steps_lost = notes.saved, notes.steps - notes.saved_steps
+                self._failures.append(failure)
                 in_vain = self._restarts_in_vain()
-                death.restarted = len(self._deaths) <= self._max_restarts and in_vain < _IN_VAIN
+                failure.restarted = len(self._failures) <= self._max_restarts and in_vain < _IN_VAIN
                 self._write_report()
-                self._say(f"process {death.process} {death.how}; saved: {death.saved or 'nothing'}")
-                if not death.restarted:
-                    return self._give_up(death, in_vain)
+                self._say(f"process {failure.process} {failure.how}; saved: {failure.saved or 'nothing'}")
+                if not failure.restarted:
+                    return self._give_up(failure, in_vain)
                 pause = min(2.0**in_vain, _LONGEST_PAUSE_S) if in_vain else 0.0
-                self._say(f"restart {len(self._deaths)} of {self._max_restarts}" + f" in {pause:g} s" * bool(pause))
+                self._say(f"restart {len(self._failures)} of {self._max_restarts}" + f" in {pause:g} s" * bool(pause))
                 self._sleep(pause)
                 if self._asked:
                     return os.EX_TEMPFAIL if self._asked == signal.SIGTERM else 128 + self._asked
@@ -132,14 +132,14 @@ class Supervisor:
             environment = self._job.environment(index, address)
             self._processes.append(LocalProcess(index, command, environment, folder, self._printer))
 
-    def _watch(self) -> Death | None:
-        """Wait until all processes have succeeded, or one has died."""
-        waits_for_step = bool(self._deaths)
+    def _watch(self) -> Failure | None:
+        """Wait until all processes have succeeded, or one has failed."""
+        waits_for_step = bool(self._failures)
         while not self._asked:
             ended = [process for process in self._processes if process.poll()]
             stopped = [process for process in self._processes if process.is_stopped()]
             if ended or stopped:
-                return self._death(ended, stopped)
+                return self._failure_of(ended, stopped)
             if waits_for_step:
                 waits_for_step = not self._note_next_step()
             if all(process.code == 0 for process in self._processes):
@@ -154,44 +154,44 @@ class Supervisor:
             self._say("no process has called keras_dist.initialize(): each ran alone, not as one job")
 
     def _note_next_step(self) -> bool:
-        """Note the first step after the last death, and return whether there was one."""
-        since, last = self._processes[0].notes.first_step_at, self._deaths[-1]
+        """Note the first step after the last failure, and return whether there was one."""
+        since, last = self._processes[0].notes.first_step_at, self._failures[-1]
         if since is None:
             return False
         last.to_next_step_s = round(since - last.at, 2)
-        self._say(f"first step {last.to_next_step_s:.1f} s after the death; steps lost: {last.steps_lost}")
+        self._say(f"first step {last.to_next_step_s:.1f} s after the failure; steps lost: {last.steps_lost}")
         self._write_report()
         return True
 
-    def _death(self, ended: Sequence[LocalProcess], stopped: Sequence[LocalProcess]) -> Death:
-        """Return the first death; processes that exited because of another one have noted its index."""
+    def _failure_of(self, ended: Sequence[LocalProcess], stopped: Sequence[LocalProcess]) -> Failure:
+        """Return the first failure; processes that exited because of another one have recorded its index."""
         now = time.time()
-        died = [process for process in ended if process.notes.blamed in (None, process.index)]
-        died.sort(key=lambda process: process.code == -signal.SIGABRT)  # JAX aborts when another process has died
+        failed = [process for process in ended if process.notes.blamed in (None, process.index)]
+        failed.sort(key=lambda process: process.code == -signal.SIGABRT)  # JAX aborts when another process has failed
         notes = ended[0].notes if ended else ProcessNotes()
-        if not died and not stopped:
-            died = [process for process in self._processes if process.index == notes.blamed and process.notes.failure]
-        if died:
-            process, how, at = died[0].index, died[0].end_described(), now
+        if not failed and not stopped:
+            failed = [process for process in self._processes if process.index == notes.blamed and process.notes.failure]
+        if failed:
+            process, how, at = failed[0].index, failed[0].end_described(), now
         else:
             at = min(now, self._processes[0].notes.step_at or now)
             if stopped:
                 process, how = stopped[0].index, "does not answer: it is stopped (SIGSTOP)"
             else:
                 process, how = notes.blamed or 0, f"{notes.reason}, according to process {ended[0].index}"
-        return Death(process, how, at)
+        return Failure(process, how, at)
 
-    def _end(self, death: Death | None) -> None:
+    def _end(self, failure: Failure | None) -> None:
         """End the remaining processes, their children, and the coordination service."""
-        if death is not None:
+        if failure is not None:
             self._await_end(_CLOSE_S, [process for process in self._processes if process.notes.failure])
             self._await_end(_MOMENT_S, self._processes)
         for process in self._processes:
             process.kill()
         place = self._job.place
-        if death is not None and place.nodes > 1:
+        if failure is not None and place.nodes > 1:
             if place.rank == 0:  # the coordination service must live until the other nodes have noticed
-                silent = [process for process in self._processes if process.index == death.process]
+                silent = [process for process in self._processes if process.index == failure.process]
                 self._sleep(_TELL_S if all(process.notes.failure for process in silent) else _NOTICE_S)
             else:
                 self._await_end_of(place.coordinator or "")
@@ -228,19 +228,19 @@ class Supervisor:
             return 0
         return os.EX_TEMPFAIL if os.EX_TEMPFAIL in codes else 128 + (self._asked or 0)
 
-    def _give_up(self, death: Death, in_vain: int) -> int:
-        """Print the reason and the log of the process that died, and return an exit code other than 75."""
-        died = [process for process in self._processes if process.index == death.process]
-        for process in died:
+    def _give_up(self, failure: Failure, in_vain: int) -> int:
+        """Print the reason and the log of the process that failed, and return an exit code other than 75."""
+        failed = [process for process in self._processes if process.index == failure.process]
+        for process in failed:
             self._say(f"the last lines of process {process.index}:\n" + "\n".join(f"  {line}" for line in process.log))
         why = f"{in_vain} restarts without a new save" if in_vain >= _IN_VAIN else f"{self._max_restarts} restarts"
-        self._say(f"given up after {why}: process {death.process} {death.how}")
-        code = died[0].code or 1 if died else 1
+        self._say(f"given up after {why}: process {failure.process} {failure.how}")
+        code = failed[0].code or 1 if failed else 1
         return code if 0 < code < 128 and code != os.EX_TEMPFAIL else 1
 
     def _restarts_in_vain(self) -> int:
         """Return the number of last restarts without a new save."""
-        saved = [death.saved for death in self._deaths]
+        saved = [failure.saved for failure in self._failures]
         return next((back for back, one in enumerate(saved[-2::-1]) if one != saved[-1]), len(saved) - 1)
 
     def _sleep(self, seconds: float) -> None:
@@ -253,7 +253,7 @@ class Supervisor:
 
     def _write_report(self) -> None:
         if self._report is not None and self._job.place.rank == 0:
-            deaths = [dataclasses.asdict(death) for death in self._deaths]
+            deaths = [dataclasses.asdict(failure) for failure in self._failures]
             content = {"nodes": self._job.place.nodes, "processes": self._job.processes, "deaths": deaths}
             draft = self._report.with_name(f"{self._report.name}.draft")
             try:

@@ -27,7 +27,7 @@ from pydantic import (
 
 from keras_dist._support.safe_patterns import pattern
 from keras_dist.config import mesh_shape
-from keras_dist.config.problems import Loc, Problem, Table, as_table, as_tuple, refuse, show
+from keras_dist.config.problems import ConfigTable, Loc, Problem, as_table, as_tuple, refuse, show
 from keras_dist.errors import MeshError, did_you_mean, nearest
 
 UNSHARDED = "-"
@@ -56,7 +56,7 @@ def _axis_size(size: object) -> object:
 _Sizes = dict[Annotated[str, BeforeValidator(_axis_name)], Annotated[int, BeforeValidator(_axis_size)]]
 
 
-class MeshConfig(Table):
+class MeshConfig(ConfigTable):
     """`[mesh]`: the axes of the device mesh.
 
     Args:
@@ -187,7 +187,7 @@ _Axis = Annotated[_Name | None, Field(description="an axis name", examples=["mod
 _Flag = Annotated[bool, Field(description="true or false", examples=[True])]
 
 
-class DistributionConfig(Table):
+class DistributionConfig(ConfigTable):
     """`[distribution]`: the layout of variables and batches on the mesh.
 
     Each subclass has the options of a strategy; its field `strategy` has the name of the strategy as `Literal` type and

@@ -62,7 +62,7 @@ def parse_mesh_shape(text: str) -> dict[str, int]:
 
 
 def name_problem(name: str) -> str:
-    """Return why `name` cannot name a mesh axis, or an empty string."""
+    """Describe why `name` cannot name a mesh axis; an empty string if it can."""
     if not name.strip():
         return "the name of an axis is empty"
     usable = name == name.strip() and name != "-" and not set(name) & set(",=")
@@ -70,7 +70,7 @@ def name_problem(name: str) -> str:
 
 
 def sizes_problem(sizes: Iterable[int]) -> str:
-    """Return why the sizes are inconsistent, or an empty string."""
+    """Describe an inconsistency of the sizes; an empty string without one."""
     sizes = list(sizes)
     if not sizes:
         return "it has no axes"
@@ -78,6 +78,6 @@ def sizes_problem(sizes: Iterable[int]) -> str:
 
 
 def count_problem(sizes: Iterable[int]) -> str:
-    """Return why no machine has as many devices as a mesh of these sizes, or an empty string."""
+    """Describe why no machine has this many devices; an empty string if one may."""
     count = abs(math.prod(sizes))
     return f"a mesh of {count:,} devices or more is too large" if count > MOST_DEVICES else ""

@@ -40,7 +40,7 @@ class MigratedRule:
 
     Attributes:
         old: the old rule.
-        axes: its layout.
+        axes: the layout.
         new: the new rules; empty if the old rule decides for no path.
         decides: the paths of the model that it decides for; None without a model.
     """
@@ -56,7 +56,7 @@ class Migration:
     """New rules for whole paths. Printing it lists the old rules with the new ones.
 
     Attributes:
-        matching: how the old rules match.
+        matching: matching of the old rules: `"match"` or `"search"`.
         rules: the rules.
         problems: values that are not layouts, invalid and ambiguous rules, and rules without effect.
     """
@@ -106,7 +106,7 @@ def migrate_layout_map(
     Args:
         source: a `LayoutMap` of keras_dist, Keras or DTensor, a dict of layouts, or a TOML, YAML or JSON file with a
             table of rules.
-        matching: how the rules match. By default `match` if a rule is a path with dots, else `search`.
+        matching: matching of the rules. By default `match` if a rule is a path with dots, else `search`.
         weights: for the path of each weight of the model all paths that rules can match.
         tensors: paths of the outputs of layers and of the inputs, for which Keras 3 has rules, too.
 

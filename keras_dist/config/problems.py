@@ -44,22 +44,22 @@ _TYPES: dict[type, str] = {
 
 
 def as_table(value: object) -> dict[Any, Any] | None:
-    """Return `value` if it is a table."""
+    """Return `value` if it is a table; raise otherwise."""
     return cast("dict[Any, Any]", value) if isinstance(value, dict) else None
 
 
 def as_tuple(value: object) -> object:
-    """Return a list as a tuple, and anything else as it is."""
+    """Convert a list to a tuple; return anything else unchanged."""
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
-class Table(BaseModel):
+class ConfigTable(BaseModel):
     """A table of a config file: immutable, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
 
     @classmethod
-    def described_by(cls, given: object) -> type[Table]:
+    def described_by(cls, given: object) -> type[ConfigTable]:
         """Return the class that describes a given table."""
         return cls
 
@@ -70,7 +70,7 @@ class Table(BaseModel):
 
     @classmethod
     def unknown(cls, loc: Loc, beside: object) -> Problem | None:
-        """Return the problem with an unknown key; None if another key of the table is the problem."""
+        """Return the problem with an unknown key; None if the table has another, larger problem."""
         name, names = str(loc[-1]), cls.key_names()
         near = nearest(name, names)
         what, fix = f"unknown key{did_you_mean(name, names)}", f"write {near}" if near else ""
@@ -99,7 +99,7 @@ class Problem:
 
 
 def refuse(what: str, *, allowed: str, fix: str = "") -> PydanticCustomError:
-    """Return the exception by which a validator refuses a value, with the parts of a `Problem`."""
+    """Return the exception with which a validator rejects a value, with the parts of a `Problem`."""
     return PydanticCustomError("refused", "{what}; allowed: {allowed}", {"what": what, "allowed": allowed, "fix": fix})
 
 
@@ -138,7 +138,7 @@ def show(value: object, *, with_type: bool = False) -> str:
 
 
 def pydantic_problems(
-    error: ValidationError, model: type[Table], table: Mapping[Any, Any]
+    error: ValidationError, model: type[ConfigTable], table: Mapping[Any, Any]
 ) -> tuple[list[Problem], int]:
     """Return the first problems that pydantic found in a table, one for each location, and the number of others."""
     found: dict[Loc, Problem] = {}
@@ -153,7 +153,7 @@ def pydantic_problems(
     return list(found.values()), len(more - found.keys())
 
 
-def _problem(details: ErrorDetails, loc: Loc, model: type[Table], table: Mapping[Any, Any]) -> Problem | None:
+def _problem(details: ErrorDetails, loc: Loc, model: type[ConfigTable], table: Mapping[Any, Any]) -> Problem | None:
     kind, given, context = details["type"], details["input"], details.get("ctx", {})
     owner, field, beside = _field_at(model, loc, table)
     if kind in ("extra_forbidden", "invalid_key"):
@@ -204,7 +204,7 @@ def _loc(details: ErrorDetails, table: object, keys: _Keys) -> Loc:
     return loc
 
 
-def _field_at(model: type[Table], loc: Loc, table: object) -> tuple[type[Table], FieldInfo | None, object]:
+def _field_at(model: type[ConfigTable], loc: Loc, table: object) -> tuple[type[ConfigTable], FieldInfo | None, object]:
     """Return the class and the field that `loc` leads to or into, and the table that is given for the class."""
     owner, field = model, None
     for part in loc:
@@ -217,11 +217,11 @@ def _field_at(model: type[Table], loc: Loc, table: object) -> tuple[type[Table],
     return owner, field, table
 
 
-def _table_in(field: FieldInfo | None) -> type[Table] | None:
+def _table_in(field: FieldInfo | None) -> type[ConfigTable] | None:
     """Return the class that describes a field that is a table."""
     annotation = field and field.annotation
     options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-    return next((one for one in options if isinstance(one, type) and issubclass(one, Table)), None)
+    return next((one for one in options if isinstance(one, type) and issubclass(one, ConfigTable)), None)
 
 
 def _keys_in(field: FieldInfo) -> list[str]:

@@ -16,11 +16,11 @@ from pydantic import (
 
 from keras_dist.config import mesh_shape
 from keras_dist.config.layouts import DataParallelConfig, DistributionConfig, MeshConfig, mesh_axes
-from keras_dist.config.problems import Table, as_table, as_tuple
+from keras_dist.config.problems import ConfigTable, as_table, as_tuple
 from keras_dist.errors import MeshError
 
 
-class Component(Table):
+class Component(ConfigTable):
     """An object by name, `"adam"`, or with arguments, `{name = "adam", learning_rate = 1e-3}`.
 
     The name is a name in Keras, a name that `saving.register_keras_serializable` has registered, or an import path
@@ -80,7 +80,7 @@ _Components = Annotated[
 _Positive = Annotated[int, Field(ge=1)]
 
 
-class TrainingConfig(Table):
+class TrainingConfig(ConfigTable):
     """`[training]`: arguments of `Model.compile` and `Model.fit`; see there.
 
     Args:
@@ -116,7 +116,7 @@ class TrainingConfig(Table):
     verbose: Literal["auto", 0, 1, 2] = "auto"
 
 
-class CheckpointConfig(Table):
+class CheckpointConfig(ConfigTable):
     """`[checkpoint]`: arguments of `callbacks.BackupAndRestore`; see there. `ModelCheckpoint` belongs to `[callbacks]`.
 
     Args:
@@ -136,7 +136,7 @@ class CheckpointConfig(Table):
     fsync: bool = False
 
 
-class ClusterConfig(Table):
+class ClusterConfig(ConfigTable):
     """`[cluster]`: arguments of `kd.initialize`, by which the process joins its job; see there.
 
     Processes of `keras-dist launch` need no such table. A process without a job joins none.
@@ -146,10 +146,10 @@ class ClusterConfig(Table):
         num_processes: number of processes in the job.
         process_id: index of this process.
         initialization_timeout_s: time in which all processes must join [s].
-        heartbeat_timeout_s: time without a heartbeat after which a process is considered dead [s].
+        heartbeat_timeout_s: time without a heartbeat after which a process is considered failed [s].
         shutdown_timeout_s: time that the first process waits for the others at exit [s].
         hang_timeout_s: time without a step after which the job ends [s].
-        check_data: how rows are compared that several processes should have in common.
+        check_data: comparison of rows that several processes should have in common.
         communication: library for communication between processes.
     """
 
@@ -164,7 +164,7 @@ class ClusterConfig(Table):
     communication: Literal["auto", "gloo", "mpi", "nccl"] = "auto"
 
 
-class RunConfig(Table):
+class RunConfig(ConfigTable):
     """The settings of a run: immutable, and validated as a whole.
 
     Args:
@@ -177,7 +177,7 @@ class RunConfig(Table):
         data: `"digits"`, `"mnist"`, or the import path of a function that returns `(x, y), (x_test, y_test)`.
         optimizer: an optimizer of `keras_dist.optimizers`, or the import path of a function that returns one.
         training: arguments of `compile` and `fit`.
-        checkpoint: where the run is saved; None for no checkpoints.
+        checkpoint: settings for saving the run; None for no checkpoints.
         callbacks: callbacks of `keras_dist.callbacks`, or by import path.
 
     Raises:

@@ -74,12 +74,12 @@ def source_of(
 
 
 def unpack_or_inputs(x: PyTree, keys: BatchKeys, name: str) -> Arrays:
-    """Return `(x, y, sample_weight)` of arrays in a dict; anything else is inputs."""
+    """Return `(x, y, sample_weight)` of a dict with these keys; treat anything else as inputs."""
     return keys.parts(x, name) if isinstance(x, Mapping) else (x, None, None)
 
 
 def mapped(examples: Any, change: Callable[[PyTree], PyTree]) -> _MappedExamples:
-    """Return examples by number, each changed by a function."""
+    """Return an indexable dataset with a function applied to each example."""
     return (_ListsOfExamples if hasattr(examples, "__getitems__") else _MappedExamples)(examples, change)
 
 

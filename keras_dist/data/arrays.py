@@ -49,7 +49,7 @@ class ArraySource(RowSource):
 
     @property
     def like(self) -> Arrays:
-        """The arrays."""
+        """`(x, y, sample_weight)` as arrays."""
         return self._arrays
 
     @property

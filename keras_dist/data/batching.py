@@ -6,18 +6,17 @@ import collections
 import dataclasses
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
 
+from keras_dist._support.located_warnings import warn
 from keras_dist.data.batch import Batch, stacked
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.source import RowSource
 from keras_dist.data.streams import KeptSource, StreamSource, shown_skipping
 from keras_dist.distribution.jobs.process_rows import HostSlice
-from keras_dist.distribution.lint import frames_inside
 from keras_dist.errors import DataError
 
 Epochs = Iterator[tuple[int, Iterator[Batch]]]
@@ -60,11 +59,11 @@ class Batching:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Counts that must be equal in all processes, by name."""
+        """Counts by name that must be equal in all processes."""
         return {"rows": self.source.length, "rows of a batch": self.batch_size, "steps": self.steps_of_epoch}
 
     def spans(self, epochs: range) -> Iterator[tuple[int, Span]]:
-        """Yield the epochs with their batches; each epoch continues where the previous one stopped.
+        """Yield each epoch with its batches. An epoch continues where the previous one stopped.
 
         A pass ends with an epoch, which may have fewer than `steps` batches. As in Keras's `EpochIterator`.
         """
@@ -77,7 +76,7 @@ class Batching:
             began, start = (began, stop) if stop < self.batches else (epoch + 1, 0)
 
     def spans_from(self, epochs: range, start: Cursor | None) -> Iterator[tuple[int, Span]]:
-        """Yield the epochs with the batches from `start` on; None for all."""
+        """Yield each epoch with its batches, beginning at `start`; None for all."""
         start = start or Cursor(epochs.start)
         for epoch, span in self.spans(epochs):
             if epoch >= start.epoch:
@@ -141,7 +140,7 @@ class Streaming:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Counts that must be equal in all processes, by name."""
+        """Counts by name that must be equal in all processes."""
         rows = len(jax.tree.leaves(self.source.like)[0])
         return {"rows of the first batch": rows, "steps": self.steps_of_epoch}
 
@@ -154,7 +153,7 @@ class Streaming:
         start: Cursor | None = None,
         share: HostSlice | None = None,
     ) -> Epochs:
-        """Yield the batches of each epoch as `Batching.epochs`; with `steps`, each continues where the last stopped.
+        """Yield the batches of each epoch. With `steps`, an epoch continues where the previous one stopped.
 
         Stops early when an iterator is exhausted. No batch is read before its epoch begins.
         """
@@ -272,18 +271,18 @@ def _warn_of_end(steps: int | None, left: int, given: str, fix: str) -> None:
 
 def _warn(ends: str, given: str, expected: str, fix: str) -> None:
     text = f"Your input ran out of data: {ends}\n  given:    {given}\n  expected: {expected}\n  fix:      {fix}"
-    warnings.warn(text, stacklevel=frames_inside())
+    warn(text)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Validation:
-    """The validation data, and the epochs after which it is evaluated."""
+    """The validation data, and the epochs after which to evaluate it."""
 
     examples: Batching | Streaming
     freq: int | Collection[int] = 1  # number of epochs between evaluations; or the epochs, counted from 1
 
     def repeatable(self, epochs: range) -> Validation:
-        """Return the same validation for these epochs; batches of an iterator are kept, to be used each time."""
+        """Return a validation that can be repeated: batches of an iterator are kept in memory."""
         examples, times = self.examples, self.times(epochs)
         examples.check_passes(times)
         if times > 1 and isinstance(examples, Streaming) and examples.source.is_once and examples.steps is not None:

@@ -7,13 +7,13 @@ import functools
 import io
 import os
 import pathlib
-import warnings
 from typing import Any
 
 import numpy as np
 
 from keras_dist._support.arguments import check_option, check_sizes
 from keras_dist._support.extras import import_extra
+from keras_dist._support.located_warnings import warn
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import DataError, cause, shorten, unreadable
 from keras_dist.saving.drafts import writing_to
@@ -132,7 +132,7 @@ def save_img(
     file_format = "jpeg" if file_format == "jpg" else file_format
     img = array_to_img(x, data_format, scale)
     if img.mode == "RGBA" and file_format == "jpeg":
-        warnings.warn("JPEG has no transparency: the image is written as RGB", stacklevel=2)
+        warn("JPEG has no transparency: the image is written as RGB")
         img = img.convert("RGB")
     with writing_to(path) if isinstance(path, str | os.PathLike) else contextlib.nullcontext():
         img.save(path, format=file_format, **kwargs)
@@ -146,7 +146,7 @@ def read_image(
     crop_to_aspect_ratio: bool = False,
     pad_to_aspect_ratio: bool = False,
 ) -> np.ndarray:
-    """Load an image file in another size, as float32 (height, width, channels) from 0 to 255."""
+    """Load and resize an image file, as float32 (height, width, channels) from 0 to 255."""
     array = img_to_array(_decoded(path, _MODES[color_mode]))
     height, width = array.shape[:2]
     if crop_to_aspect_ratio:

@@ -78,7 +78,7 @@ class DataLoader:
         """Return the number of batches of an epoch.
 
         Raises:
-            TypeError: it is unknown.
+            TypeError: the length is unknown.
         """
         steps = self._examples.steps_of_epoch
         if steps is None:

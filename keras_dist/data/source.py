@@ -60,7 +60,7 @@ def register_source(source: S) -> S:
     Classes that are registered later take precedence.
 
     Raises:
-        DataError: it is not a class, or has no `recognises`.
+        DataError: the argument is not a class, or has no `recognises`.
     """
     if not isinstance(source, type) or not callable(getattr(source, "recognises", None)):  # pyright: ignore[reportUnnecessaryIsInstance]
         fix = "derive it from ArraySource, LookupSource or StreamSource, and define recognises(cls, x)"

@@ -121,7 +121,7 @@ class StreamSource(DataSource):
         state: Any = None,
         share: HostSlice | None = None,
     ) -> Iterator[Batch]:
-        """Yield all batches except the first `skip`, padded to a multiple of `multiple_of` rows and reduced to `share`.
+        """Yield all batches except the first `skip`, padded to a multiple of `multiple_of`, with the rows of `share`.
 
         An iterator that can be set to `state` does not read the skipped batches.
 
@@ -292,7 +292,7 @@ class KeptSource(StreamSource):
 
 @register_source
 class NumberedSource(StreamSource):
-    """Batches by number, as of a `PyDataset`, ours or Keras's, with `num_batches` and `__getitem__`."""
+    """Batches by index, from an object with `num_batches` and `__getitem__` such as a `PyDataset`."""
 
     @classmethod
     def recognises(cls, x: Any) -> bool:
@@ -366,7 +366,7 @@ def skipped(batches: Iterator[PyTree], count: int, title: str) -> Iterator[PyTre
 
 
 def shown_skipping(batches: Iterable[PyTree], count: int, title: str) -> Iterable[PyTree]:
-    """Return the batches to skip, with a progress bar on standard error in the first process, if there are any."""
+    """Yield the batches to skip, with a progress bar on standard error in the first process."""
     if not count or not is_chief():
         return batches
     console = Console(file=sys.stderr, soft_wrap=True)

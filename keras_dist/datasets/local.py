@@ -72,7 +72,7 @@ def resolve_root(builder_class: type[LocalBuilder], data_dir: Folder) -> Path:
 
 
 def read(builder_class: type[LocalBuilder], root: Path) -> dict[str, Arrays]:
-    """Return the images and labels of each split, from files under `root`; missing and damaged files are written."""
+    """Return the images and labels of each split from files under `root`; write missing and damaged files again."""
     found = _read_whole(builder_class, root)
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""Where arrays live: Keras 3's distribution API on `jax.sharding`, and the `LayoutPlan` it writes.
+"""Layouts of arrays: Keras 3's distribution API on `jax.sharding`, and the `LayoutPlan` it writes.
 
 Source: names, arguments and defaults as in `keras.distribution`.
 """

@@ -5,12 +5,12 @@ from __future__ import annotations
 import collections
 import functools
 import math
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
 from jax.experimental import mesh_utils
 
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import Device
 from keras_dist.distribution.jobs import job
 from keras_dist.errors import LayoutWarning
@@ -123,4 +123,4 @@ def _sizes(sizes: dict[str, int]) -> str:
 
 @functools.cache
 def _warn_once(text: str) -> None:
-    warnings.warn(text, LayoutWarning, stacklevel=4)  # where the mesh is made
+    warn(text, LayoutWarning)  # where the mesh is made

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from keras_dist._support.arguments import check_exclusive
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import Device
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
@@ -57,12 +57,11 @@ class DataParallel(Distribution):
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
         self.shard_optimizer = shard_optimizer
         if device_mesh.devices.ndim != 1:
-            warnings.warn(
+            warn(
                 f"Expect the input mesh to be 1D, but received mesh.devices.ndim={device_mesh.devices.ndim}. "
                 f"The first axis, {batch_dim_name!r}, will be used for data-parallel sharding; along the others every "
                 "device repeats the same work.",
                 LayoutWarning,
-                stacklevel=2,
             )
 
     @classmethod

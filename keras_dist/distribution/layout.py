@@ -53,7 +53,7 @@ class TensorLayout:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Entries of the dims."""
+        """For each dim a mesh axis, a tuple of mesh axes, or None."""
         return self._axes
 
     @property
@@ -119,7 +119,7 @@ class TensorLayout:
         return TensorLayout([free if d == chosen else axis for d, axis in enumerate(self._axes)], mesh)
 
     def without(self, axes: Sequence[str]) -> TensorLayout:
-        """Return this layout with no dim sharded over one of these axes."""
+        """Return this layout with dims over any of these axes unsharded."""
         kept = [tuple(name for name in axis_tuple(axis) if name not in axes) for axis in self._axes]
         return TensorLayout(kept, self._device_mesh)
 
@@ -160,7 +160,7 @@ def from_keras(layout: Any) -> Any:
 
 
 def layout_on(axes: Sequence[Axis], device_mesh: DeviceMesh) -> TensorLayout:
-    """Return a layout on a mesh, of the mesh's own class of layouts."""
+    """Return a layout on a mesh, in the layout class of the mesh."""
     return (device_mesh.layout_class or TensorLayout)(axes, device_mesh)
 
 

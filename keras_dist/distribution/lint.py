@@ -7,18 +7,12 @@ failure of distributed training.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import os
 import re
-import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-import jax
-from flax import nnx
-
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.safe_patterns import pattern
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
@@ -34,7 +28,7 @@ Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh", "dead", "subs
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem of the rules, in the four parts of an error."""
+    """A problem of the layout rules, in the four parts of an error."""
 
     kind: Kind  # "dead", "substring": no effect; "whole": not sharded; "reshard": moves data; others cannot be applied
     path: str  # of the variable, or the rule if it had no effect
@@ -112,7 +106,10 @@ def check_layout(
 
 
 def check_names(unknown: Mapping[str, tuple[str, str]], mesh: DeviceMesh, strategy: str) -> list[Problem]:
-    """Return one problem for all names in sharding metadata that are not axes: by name, a path and its metadata."""
+    """Return one problem for all names in sharding metadata that are not mesh axes.
+
+    The names map to a path and its metadata.
+    """
     if not unknown:
         return []
     said = dict(unknown.values())
@@ -176,7 +173,7 @@ def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: D
         text += f"\n... and {more} more, in `problems` of the plan" if more > 0 else ""
         dead = sum(problem.kind != "whole" for problem in without_effect)
         first = f"{dead} layout rule(s) had no effect on mesh {mesh.describe()}\n" if dead else ""
-        warnings.warn(f"{first}{text}", LayoutWarning, stacklevel=frames_inside())
+        warn(f"{first}{text}", LayoutWarning)
 
 
 def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str], is_explained: bool) -> Problem:
@@ -222,14 +219,3 @@ def _widened(rule: str, path: str) -> str:
         return f", or {widened!r}" if pattern(widened).fullmatch(path) else ""
     except re.error:
         return ""
-
-
-def frames_inside() -> int:
-    """Return the number of frames from the caller to the user's code, for `stacklevel` of a warning."""
-    # Flax's metaclass calls constructors of modules, and JAX calls steps to trace them
-    libraries = map(os.path.dirname, (nnx.__file__, jax.__file__, concurrent.futures.__file__))
-    inside = (os.path.dirname(os.path.dirname(__file__)), *libraries)
-    frame, level = sys._getframe(1), 1  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
-        frame, level = frame.f_back, level + 1
-    return level

@@ -22,6 +22,8 @@ from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.layout import TensorLayout, from_keras
 from keras_dist.errors import ClusterError, LayoutError, shorten
 
+_SHARED_ALIGNMENT = 64  # [bytes]
+
 
 def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
     """Shard or replicate `tensor` by a layout.
@@ -63,7 +65,7 @@ def is_abstract(sharding: jax.sharding.Sharding) -> bool:
 
 
 def put(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Return the arrays of a tree with these shardings, perhaps in shared memory; on an abstract mesh shapes."""
+    """Place the arrays of a tree with these shardings, possibly without a copy; on an abstract mesh return shapes."""
     if any(map(is_abstract, jax.tree.leaves(shardings))):
         if isinstance(shardings, jax.sharding.Sharding):
             return jax.tree.map(functools.partial(place_copy, sharding=shardings), tree)
@@ -93,6 +95,20 @@ def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a
         fix = "compute it in the same way in all processes, and draw random numbers from the same seed"
         raise ClusterError(f"{name} must be the same in all processes of the job", given=given, fix=fix) from error
     return _copier(sharding)(placed)
+
+
+def copied_by_jax(array: np.ndarray) -> np.ndarray:
+    """Return an array of the host, the argument itself if possible, that JAX copies to a device.
+
+    On CPUs it would share memory that is aligned to 64 bytes, and then not donate it: a step would need more memory.
+    """
+    if array.ctypes.data % _SHARED_ALIGNMENT or not array.flags.c_contiguous:
+        return array
+    memory = np.empty(array.nbytes + _SHARED_ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _SHARED_ALIGNMENT + array.dtype.itemsize
+    found = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
 
 
 @functools.lru_cache(maxsize=512)

@@ -34,7 +34,7 @@ class Row:
     """One array of a plan.
 
     Attributes:
-        path: its name, such as `d1/kernel`.
+        path: path of the array, such as `d1/kernel`.
         shape: shape of the array.
         dtype: dtype of the array.
         role: parameter, statistic, state, rng, counter, slot or gradient.
@@ -132,7 +132,7 @@ class LayoutPlan:
             raise self._unknown(path) from None
 
     def show(self, path: str) -> ShardPicture:
-        """Return a picture of the shards of one array: the blocks of the array and the devices that hold them.
+        """Return a picture of the shards of one array: its blocks and the devices that hold them.
 
         Printing it gives a table; in a notebook, a drawing of the array and the mesh.
 
@@ -158,7 +158,7 @@ class LayoutPlan:
         return picture_of(self.row(path), self.mesh)
 
     def arrange(self, paths: PyTree) -> LayoutPlan:
-        """Return the plan for some of the arrays in another structure.
+        """Return this plan restricted to `paths`, in their structure.
 
         Args:
             paths: a pytree of paths of this plan.
@@ -180,7 +180,7 @@ class LayoutPlan:
 
         Args:
             fn: a pure function that returns the planned tree.
-            *args: its arguments, arrays or shapes of arrays.
+            *args: arguments of `fn`, arrays or shapes of arrays.
 
         Raises:
             LayoutError: the result of `fn` differs from the planned tree.
@@ -246,7 +246,7 @@ class LayoutPlan:
 
     @staticmethod
     def join(plans: PyTree) -> LayoutPlan:
-        """Join a pytree of plans on one mesh to one plan."""
+        """Combine a pytree of plans on one mesh into one plan."""
         parts, treedef = jax.tree.flatten(plans)
         return LayoutPlan(
             parts[0].mesh,
@@ -258,7 +258,7 @@ class LayoutPlan:
 
     @classmethod
     def replicated_scalar(cls, path: str, dtype: DTypeLike, mesh: DeviceMesh) -> LayoutPlan:
-        """Return the plan for one counter."""
+        """Return the plan of one replicated scalar, such as a step counter."""
         row = make_row(path, (), np.dtype(dtype), "counter", TensorLayout((), mesh), "counter")
         return cls(mesh, (row,), jax.tree.structure(0))
 

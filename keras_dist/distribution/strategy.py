@@ -103,7 +103,7 @@ class Distribution:
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The devices."""
+        """The `DeviceMesh`."""
         return self._device_mesh
 
     @property
@@ -123,7 +123,7 @@ class Distribution:
 
     @property
     def num_data_shards(self) -> int:
-        """Number of different parts in which the processes read a dataset.
+        """Number of shards into which the processes divide a dataset.
 
         Raises:
             DataError: processes share some of their rows of a batch, but not all.
@@ -132,7 +132,7 @@ class Distribution:
 
     @property
     def data_shard_id(self) -> int:
-        """Index of the part that this process reads, in the order of the rows of a batch.
+        """Index of the dataset shard that this process reads, in the order of the rows of a batch.
 
         Raises:
             DataError: this process has no device in the mesh; or see `num_data_shards`.
@@ -173,7 +173,7 @@ class Distribution:
             yield
 
     def distribute_dataset(self, dataset: Any) -> Any:
-        """Return the part of a global, batched dataset that this process reads.
+        """Return the shard of a global, batched dataset that this process reads.
 
         Args:
             dataset: in a job of one process, or without `auto_shard_dataset`, anything; else a batched

@@ -42,7 +42,7 @@ class VariableSpec:
     """One array of a tree, the argument of `Distribution.get_variable_layout`.
 
     Attributes:
-        path: its name, such as `d1/kernel`.
+        path: path of the array, such as `d1/kernel`.
         shape: shape of the array.
         dtype: dtype of the array.
         role: parameter, statistic, rng or counter.

@@ -108,7 +108,7 @@ def job_name() -> str:
 
 
 def full_job_name(task_id: int | None = None) -> str:
-    """Return the name of a process, with which the names of its devices begin.
+    """Return the name of a process, which is the prefix of its device names.
 
     Args:
         task_id: index of the process. By default this process.
@@ -134,7 +134,7 @@ def jobs() -> list[str]:
 
 
 def local_devices(device_type: str | None = None) -> list[str]:
-    """Return the full names of this process's devices of a type. By default of the backend that JAX prefers.
+    """Return the full names of this process's devices of a type, by default of JAX's preferred backend.
 
     Raises:
         DeviceError: no such devices exist.
@@ -162,7 +162,7 @@ def num_global_devices(device_type: str | None = None) -> int:
 
 
 def preferred_device_type() -> str:
-    """Return the type of the devices of the backend that JAX prefers, as `"CPU"`.
+    """Return the device type of JAX's preferred backend, such as `"CPU"`.
 
     Source: `tf.experimental.dtensor.preferred_device_type`.
     """

@@ -20,7 +20,7 @@ from keras_dist.errors import DataError, LayoutError, shorten
 
 
 class DTensorDataset:
-    """Batches of a dataset, all of one size, as arrays with layouts. Can be iterated as often as the dataset.
+    """Batches of equal size of a dataset, as arrays with layouts. Iterable as often as the dataset.
 
     In a job of several processes all iterate the same data, and each places the shards of its devices.
 

@@ -1,4 +1,4 @@
-"""Checkpoints of variables and arrays with layouts, in the format of `keras_dist.checkpoint`, for any layout."""
+"""Checkpoints of variables and arrays with layouts, in the format of `keras_dist.checkpoint`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = 5
 
 
 class DTensorCheckpoint:
-    """Saves the variables of objects, and restores them onto the layouts that they have then.
+    """Saves the variables of objects, and restores them in their layouts at that time.
 
     A checkpoint is a folder, written as a whole, with a checksum of each file. In a job of several processes all call
     `save` and `restore` with a folder that all can access; each writes and reads the shards of its devices.
@@ -196,7 +196,8 @@ def _read(
         _layout_on(mesh, like, name)
     stored = Stored.of_job(_folder(path))
     saved = {
-        name: f"shape {tuple(noted['shape'])}, {noted['dtype']}" for name, noted in stored.record["arrays"].items()
+        name: f"shape {tuple(recorded['shape'])}, {recorded['dtype']}"
+        for name, recorded in stored.record["arrays"].items()
     }
     asked = {name: f"shape {like.shape}, {like.dtype}" for name, like in likes.items()}
     problems = [

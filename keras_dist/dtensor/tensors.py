@@ -1,4 +1,4 @@
-"""Functions of arrays with layouts: placing, resharding, and computing them in shards."""
+"""Functions of arrays with layouts: placement, resharding, and sharded computation."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def default_mesh(mesh: DeviceMesh) -> Iterator[None]:
 
 
 def run_on(mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
-    """Older name of `default_mesh`.
+    """Alias of `default_mesh`, an older name.
 
     Source: `tf.experimental.dtensor.run_on`.
     """
@@ -269,7 +269,7 @@ def check_layout(tensor: Any, layout: TensorLayout) -> None:
 
 
 def checked_layout(layout: Any) -> Layout:
-    """Return `layout`, if it is a layout with a mesh, as a `Layout`."""
+    """Return `layout` as a `Layout`; raise unless it is a layout with a mesh."""
     if isinstance(layout, Layout):
         return layout
     if isinstance(layout, TensorLayout):

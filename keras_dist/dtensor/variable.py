@@ -96,14 +96,12 @@ class DVariable(Variable):
     def _store(self, array: jax.Array) -> None:
         flax_internals.raw_value.__set__(self, array)
 
-    @property
-    def _raw_value(self) -> jax.Array:
+    def _read_raw(self) -> jax.Array:
         # JAX reads it where the variable itself is an argument of a function such as `jnp.matmul`
         scope = current_scope()
         return self._read() if scope is None else scope.get(self, self._read)
 
-    @_raw_value.setter
-    def _raw_value(self, value: jax.Array) -> None:
+    def _write_raw(self, value: jax.Array) -> None:
         self._store(_copied(value))
 
     def numpy(self) -> np.ndarray:

@@ -27,9 +27,9 @@ class ExportedProgram:
     It is compiled once for each shape of inputs, and may be called inside functions that JAX transforms.
 
     Args:
-        manifest: its inputs and outputs.
+        manifest: description of inputs and outputs.
         program: the result of `jax.export`.
-        weights: its weights by path.
+        weights: the weights by path.
 
     Attributes:
         inputs: names, shapes and dtypes of the inputs; dims of any size have names.
@@ -72,7 +72,7 @@ class ExportedProgram:
         return filled(self._manifest.output_structure, outputs)
 
     def __repr__(self) -> str:
-        inputs, outputs = (", ".join(map(_told, arrays)) for arrays in (self.inputs, self.outputs))
+        inputs, outputs = (", ".join(map(_described, arrays)) for arrays in (self.inputs, self.outputs))
         return f"<{type(self).__name__} {inputs} -> {outputs}, for {', '.join(self.platforms)}>"
 
 
@@ -88,7 +88,7 @@ def load(path: str | os.PathLike[str]) -> ExportedProgram:
         path: the folder.
 
     Raises:
-        ModelError: it is not such a folder, or a file in it, which is named, is damaged or missing, or does not fit.
+        ModelError: the folder is not an exported model, or a file in it, which is named, is damaged or missing.
 
     Example:
         >>> import pathlib, tempfile
@@ -116,7 +116,7 @@ def load(path: str | os.PathLike[str]) -> ExportedProgram:
 
 def _check_signature(folder: pathlib.Path, manifest: Manifest, program: Any, reader: TensorReader) -> None:
     """Raise if the program has other weights, inputs, outputs or platforms than the manifest."""
-    noted = {
+    recorded = {
         WEIGHTS: {name: (shape, reader.dtype(name).name) for name, shape in sorted(reader.shapes.items())},
         "inputs": [(spec.shape, spec.dtype) for spec in manifest.inputs],
         "outputs": [(spec.shape, spec.dtype) for spec in manifest.outputs],
@@ -128,7 +128,7 @@ def _check_signature(folder: pathlib.Path, manifest: Manifest, program: Any, rea
         taken = {WEIGHTS: weights, "inputs": inputs, "outputs": outputs, "platforms": list(program.platforms)}
     except Exception as error:
         raise damaged(folder, f"{PROGRAM!r}: {type(error).__name__}: {error}") from error
-    for name, value in noted.items():
+    for name, value in recorded.items():
         if taken[name] != value:
             raise damaged(folder, f"{name}: {PROGRAM!r} has {shorten(taken[name])}, not {shorten(value)}")
 
@@ -150,7 +150,7 @@ def _checked(spec: ArraySpec, value: ArrayLike, sizes: dict[str, int]) -> jax.Ar
         raise ModelError(
             f"input {spec.name!r} does not fit the program",
             given=f"{value.dtype}{shorten(shape)}",
-            expected=_told(spec) + (f", where {known}" if known else ""),
+            expected=_described(spec) + (f", where {known}" if known else ""),
             fix="pass arrays of this rank, and one size for all dims of one name",
         )
     return jnp.asarray(value, spec.dtype)
@@ -165,5 +165,5 @@ def _holds(wanted: DTypeLike, given: DTypeLike) -> bool:
     return ranks[0] <= ranks[1] < 9
 
 
-def _told(spec: ArraySpec) -> str:
+def _described(spec: ArraySpec) -> str:
     return f"{spec.name} {spec.dtype}({', '.join(map(str, spec.shape))})"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import pathlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -14,6 +13,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist.errors import KerasDistError, ModelError, shorten
 from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, sha256_of
@@ -67,7 +67,7 @@ class Lowered:
                     continue
                 if platforms is None and these != PLATFORMS:
                     text = f"export: the program runs on {', '.join(these)} only: {_first_line(errors[0])}"
-                    warnings.warn(text, stacklevel=5)
+                    warn(text)
                 return program, named
         self._explain(shapes, tuple(platforms or here), errors[0])
 
@@ -108,7 +108,7 @@ def write(
     with writing_to(path), draft_of(path) as folder:
         draft = folder / path.name
         draft.mkdir()
-        write_file("export", draft / WEIGHTS, weights, weights.__getitem__, path / WEIGHTS)
+        write_file("export", draft / WEIGHTS, weights, lambda name: [weights[name]], path / WEIGHTS)
         (draft / PROGRAM).write_bytes(program.serialize())
         outputs = [(aval.shape, aval.dtype) for aval in program.out_avals]
         inputs = list(zip(lowered.shapes, lowered.dtypes, strict=True))

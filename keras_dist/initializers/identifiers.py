@@ -28,7 +28,6 @@ _INITIALIZERS = ObjectRegistry(
     accepted="an Initializer, a function (shape, dtype) or (key, shape, dtype), or an array",
     example='"zeros"; a number is initializers.Constant(number)',
     convert=_converted,
-    wrong="is not an initializer",
     aliases={"normal": "RandomNormal", "one": "Ones", "uniform": "RandomUniform", "zero": "Zeros"},
 )
 

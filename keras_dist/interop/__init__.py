@@ -6,10 +6,12 @@ The maps work on the weights of any model, in `Model.load_weights` and `Model.sa
 from typing import TYPE_CHECKING
 
 from keras_dist._support.missing_names import missing_from
+from keras_dist.interop.snapshots import snapshot
+from keras_dist.models.model_distribution import zero_weights
 from keras_dist.storage.weight_map import Joined, WeightMap
 from keras_dist.storage.weight_transforms import Linear, Offset, Permute, Reshape
 
-__all__ = ["Joined", "Linear", "Offset", "Permute", "Reshape", "WeightMap"]
+__all__ = ["Joined", "Linear", "Offset", "Permute", "Reshape", "WeightMap", "snapshot", "zero_weights"]
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -17,7 +17,7 @@ from keras_dist.layers.weights import WeightOwner
 
 
 def as_nnx_containers(value: Any) -> Any:
-    """Convert lists, tuples and dicts that hold modules, or are empty, to `nnx.List` and `nnx.Dict`."""
+    """Convert lists, tuples and dicts that are empty or hold modules to `nnx.List` and `nnx.Dict`."""
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         items = [as_nnx_containers(item) for item in value]
         if any(isinstance(item, nnx.Module | nnx.Variable) for item in items) or value == []:
@@ -49,7 +49,7 @@ def check_dtype(dtype: DTypeLike, layer: str) -> str:
 
 
 def take_input_shape(kwargs: dict[str, Any]) -> tuple[int | None, ...] | None:
-    """Remove `input_shape`, `input_dim` and `batch_input_shape`, and return the shape with the batch."""
+    """Remove `input_shape`, `input_dim` and `batch_input_shape`; return the shape including the batch."""
     if kwargs.get("input_shape") is not None:
         return (None, *kwargs.pop("input_shape"))
     if kwargs.get("input_dim") is not None:
@@ -78,6 +78,6 @@ def undone_on_error(module: Any) -> Iterator[None]:
         vars(module).update(attributes)
         for variable, kind, metadata in kinds:
             object.__setattr__(variable, "__class__", kind)
-            variable._var_metadata.clear()
-            variable._var_metadata.update(metadata)
+
+            variable.set_metadata(metadata)
         raise

@@ -16,6 +16,7 @@ from keras_dist import constraints, initializers, random, regularizers
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import DTypeLike, PyTree, Shape
+from keras_dist._unstable.flax_internals import is_data_attribute, trace_state_of
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.distribution.layout import from_keras
 from keras_dist.distribution.strategy import distribution as current_distribution
@@ -107,7 +108,7 @@ def shard_weights(layer: Any) -> None:
 
 
 class Building:
-    """Creates the weights of a layer."""
+    """Creation of the weights of a layer."""
 
     __slots__ = ()
 
@@ -118,8 +119,6 @@ class Building:
     _is_built: bool
     _needs_no_building: Callable[[], bool]
     _runtime: LayerRuntime
-    _pytree__state: Any
-    _pytree__nodes: Any
 
     @_counted
     def build(self, input_shape: PyTree) -> None:
@@ -274,7 +273,7 @@ class Building:
         constraint: Identifier = None,
         name: str | None = None,
     ) -> Variable:
-        """Create a weight, as `add_weight` does."""
+        """Alias of `add_weight` with `shape` and `initializer` first."""
         options = {"regularizer": regularizer, "constraint": constraint, "name": name}
         return self.add_weight(shape, initializer, dtype, trainable, autocast, **options)
 
@@ -292,12 +291,12 @@ class Building:
     def _build_once(self, tensors: Mapping[str, PyTree], context: call_context.CallContext) -> None:
         if self._is_built:
             # weights of another model would become constants of this trace
-            if self._pytree__state.trace_state != context.root and any(True for _ in walk(self)):
-                self._check_same_trace()
+            if trace_state_of(self) != context.root and any(True for _ in walk(self)):
+                self._check_same_trace(is_alone=False)
             return
-        if self._needs_no_building() and not self._pytree__state.trace_state.is_valid():
+        if self._needs_no_building() and not trace_state_of(self).is_valid():
             return  # made outside of this trace, where it cannot be marked as built, and there is nothing to create
-        self._check_same_trace()
+        self._check_same_trace(is_alone=trace_state_of(self) == context.root)
         called_with_shapes(self.build, tensors)
         if not self._is_built:  # a model, whose `build` builds its layers
             self._runtime.made = []
@@ -314,7 +313,7 @@ class Building:
         self._runtime.built_with = {
             name: value
             for name, value in vars(self).items()
-            if not (self._pytree__nodes.get(name, False) or any(map(is_traced, jax.tree.leaves(value))))
+            if not (is_data_attribute(self, name) or any(map(is_traced, jax.tree.leaves(value))))
         }
 
     def _number_weight(self, variable: Variable) -> None:
@@ -332,12 +331,19 @@ class Building:
             fix = "self.kernel = self.add_weight(...)"
             raise ModelError(summary, given="the result of add_weight, not assigned", fix=fix)
 
-    def _check_same_trace(self) -> None:
-        if not self._pytree__state.trace_state.is_valid():
+    def _check_same_trace(self, *, is_alone: bool) -> None:
+        """Check that the layer was made in the current trace, or outside of traces if there is none."""
+        if trace_state_of(self).is_valid():
+            return
+        if is_alone:
+            summary = f"layer {self.name!r} is not built, and cannot create weights in a function that JAX traces"
+            given = f"{type(self).__name__} made outside of the function, such as a function of jax.jit or jax.grad"
+            fix = "build it first: call it on an array, or layer.build(shape); or pass it as an argument to nnx.jit"
+        else:
             summary = f"layer {self.name!r} is called inside of a model that it is not part of"
             given = f"{type(self).__name__} made outside, called in a function or layer of the model"
             fix = "make it an attribute of the model or layer that calls it, or call it on symbolic tensors"
-            raise ModelError(summary, given=given, fix=fix)
+        raise ModelError(summary, given=given, fix=fix)
 
     def _is_made_by_building(self, name: str) -> bool:
         """Return whether a weight of this name is described, or `build` refers to such an attribute."""

@@ -29,7 +29,7 @@ def call_parameters(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Return whether one of the parameters is a `**kwargs`."""
+    """Return whether the parameters include `**kwargs`."""
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
@@ -91,7 +91,7 @@ def tensor_arguments(
 
 
 def called_with_shapes(function: Callable[..., PyTree], tensors: Mapping[str, PyTree]) -> PyTree:
-    """Call a function of shapes, such as `build`, for the tensors of a call by name.
+    """Call a function of shapes, such as `build`, with the shapes of tensors by name.
 
     A single parameter gets the shape of the first tensor; several get the shapes they name: `value_shape` of `value`.
     """

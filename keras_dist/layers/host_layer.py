@@ -32,7 +32,7 @@ class HostLayer(Layer):
         """Return NumPy arrays for arrays, lists or text, or symbolic outputs for symbolic inputs.
 
         Raises:
-            ModelError: it is called in a compiled function, or after a layer that runs on devices.
+            ModelError: the layer is called in a compiled function, or after a layer that runs on devices.
         """
         self._check_initialised()
         if symbolic.is_any_symbolic(inputs):

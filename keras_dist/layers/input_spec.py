@@ -96,6 +96,8 @@ def check_inputs(specs: PyTree, inputs: PyTree, layer_name: str) -> None:
             which = "the input" if len(wanted) == 1 else f"input {index}"
             given = f"shape {tuple(shape)}, dtype {dtype}"
             fix = "reshape the input, for example with Flatten, Reshape or expand_dims; the first dim is the batch"
+            if expected == "rank 3" and len(shape) == 2:
+                fix += "; a recurrent layer before it needs return_sequences=True"
             raise ModelError(f"{which} of layer {layer_name!r} does not fit", given=given, expected=expected, fix=fix)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,9 +15,18 @@ from flax import nnx
 from keras_dist import regularizers
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.array_operators import native, value_of, values_in
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.signatures import takes_keyword
+from keras_dist._support.traced_values import explaining_traced_values
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
-from keras_dist._unstable.flax_internals import attribute_order, restore_order, shown_as
+from keras_dist._unstable.flax_internals import (
+    PRIVATE_PREFIXES,
+    attribute_order,
+    is_data_attribute,
+    restore_order,
+    shown_as,
+    trace_state_of,
+)
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten, unknown_name_error
 from keras_dist.layers import symbolic
@@ -87,7 +95,8 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         (2, 3)
 
     Differs from Keras: automatic names are numbered within each model, so that the same code gives the same paths. The
-    path of a sublayer consists of the attributes that lead to it.
+    path of a sublayer consists of the attributes that lead to it. A model builds copies of its layers, and may do so
+    more than once: `build` creates weights and sublayers and sets attributes, and has no other effects.
     """
 
     __slots__ = ()
@@ -96,6 +105,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         "symbolic_call": "define `compute_output_spec`, or leave it out: shapes and dtypes follow from `call`"
     }
 
+    _is_shared_in_configs: ClassVar[bool] = True
     supports_masking: bool = False
     supports_jit: bool = True
     input_spec: PyTree = None
@@ -300,7 +310,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
                 self._number_weight(variable)
                 if not variable._owners:
                     variable.belong_to((self,), variable._known_as)
-        if name in vars(self) and nnx.is_data(value) and not self._pytree__nodes.get(name, False):
+        if name in vars(self) and nnx.is_data(value) and not is_data_attribute(self, name):
             value = nnx.data(value)  # `self.kernel = None` before
         super().__setattr__(name, value)
 
@@ -313,7 +323,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
     def __getattr__(self, name: str) -> Any:
         if name == "_runtime":
             return self._begin_runtime()
-        if name.startswith(("__", "_pytree__")) or name == "_arguments":
+        if name.startswith(("__", *PRIVATE_PREFIXES)) or name == "_arguments":
             raise AttributeError(name)
         if isinstance(getattr(type(self), name, None), property):
             return getattr(type(self), name).__get__(self)  # its own error, again
@@ -371,7 +381,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         check_inputs(self.input_spec, first, self.name)
         masks = {name: value for name, value in kwargs.items() if name.endswith("mask") and _any(value)}
         if context.root is None:
-            context.root = self._pytree__state.trace_state
+            context.root = trace_state_of(self)
         self._build_once({**tensors, **masks}, context)
         if "training" in parameters and list(parameters).index("training") >= len(args):
             kwargs["training"] = value_given(parameters, args, kwargs, "training", training_of(parameters, context))
@@ -385,18 +395,18 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         with call_context.calling(self.name, self._weights_dtype(context.weights_dtype)):
             is_again = self._remat is not None and not context.is_computed_again
             call = self.rematerialized_call(self.call, *args, **kwargs) if is_again else self.call
-            outputs = call(*args, **kwargs)
+            with explaining_traced_values(f"`call` of layer {self.name!r}"):
+                outputs = call(*args, **kwargs)
         if self.activity_regularizer is not None:
             for output in jax.tree.leaves(outputs):
                 rows = max(output.shape[0], 1) if output.ndim else 1
                 self.add_loss(self.activity_regularizer(output) / rows)
         previous = kwargs.get("mask", next(iter(masks.values()), None))
         if not self.supports_masking and _any(previous):
-            warnings.warn(
+            warn(
                 f"layer {self.name!r} ({type(self).__name__}) gets a mask and does not support masking: the layers "
                 "after it do not see the mask. Set supports_masking = True in its __init__, if the mask of the input "
-                "is also one of the output, and define compute_mask, if it is another",
-                stacklevel=2,
+                "is also one of the output, and define compute_mask, if it is another"
             )
         if self.supports_masking and (_any(previous) or self._makes_masks()):
             context.set_mask(outputs, self.compute_mask(first, previous))

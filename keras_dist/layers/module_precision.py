@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,9 +17,9 @@ import numpy as np
 from flax import nnx
 
 from keras_dist._support import tree_paths
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.types import DTypeLike, PyTree
-from keras_dist.distribution import lint
 from keras_dist.distribution.variables import tied_names, tied_paths
 from keras_dist.errors import nearest
 from keras_dist.layers.layer import Layer
@@ -176,7 +175,7 @@ def _warn(policy: DTypePolicy, wide: dict[str, str], not_kept: list[str]) -> Non
 
 @functools.cache
 def _warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=lint.frames_inside())
+    warn(text)
 
 
 def _is_floating(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Errors for objects of Keras, Linen and Equinox, with the way to use them here; recognized by class names."""
+"""Errors for objects of Keras, Linen and Equinox, recognized by class name, which suggest a conversion."""
 
 from __future__ import annotations
 

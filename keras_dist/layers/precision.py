@@ -1,4 +1,4 @@
-"""`Precision`: the element types of a layer, by its dtype policy."""
+"""`Precision`: the dtypes of a layer, by its dtype policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_dist.mixed_precision import DTypePolicy
 
 
 class Precision:
-    """The element types of a layer."""
+    """The dtypes of a layer."""
 
     __slots__ = ()
 
@@ -26,7 +26,7 @@ class Precision:
 
     @property
     def dtype_policy(self) -> DTypePolicy:
-        """Element types of arithmetic and weights. Can be set until the layer is built.
+        """The policy for the dtypes of arithmetic and weights. Can be set until the layer is built.
 
         Source: `keras.layers.Layer.dtype_policy`.
         """
@@ -41,27 +41,27 @@ class Precision:
 
     @property
     def dtype(self) -> str:
-        """The element type of the weights."""
+        """The dtype of the weights."""
         return self._dtype_policy.variable_dtype
 
     @property
     def variable_dtype(self) -> str:
-        """The element type of the weights."""
+        """The dtype of the weights."""
         return self._dtype_policy.variable_dtype
 
     @property
     def compute_dtype(self) -> str:
-        """The element type of arithmetic: float inputs are cast to it, and weights while `call` runs."""
+        """The dtype of arithmetic: float inputs, and weights while `call` runs, are cast to it."""
         return self._dtype_policy.compute_dtype
 
     @property
     def input_dtype(self) -> str:
-        """The element type that float inputs are cast to, unless `autocast` is off."""
+        """The dtype to which float inputs are cast, unless `autocast` is False."""
         return self.compute_dtype
 
     @property
     def quantization_mode(self) -> None:
-        """None: nothing is quantized."""
+        """None, since quantization is not available."""
         return None
 
     def quantize(self, mode: Any = None, *args: Any, **kwargs: Any) -> NoReturn:

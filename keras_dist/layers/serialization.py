@@ -17,7 +17,6 @@ _LAYERS = ObjectRegistry(
     accepted="the config of a layer, as layers.serialize gives it",
     example="layers.serialize(layers.Dense(3)); saving.deserialize_keras_object reads configs of other objects",
     convert=lambda found: found if isinstance(found, Layer) else None,
-    wrong="is not a layer",
     error=ConfigError,
 )
 

@@ -52,20 +52,25 @@ def each_slice(initializer: str | Mapping[str, Any] | Callable[..., Any] | None)
 
 
 def scan_layers(layer: Layer, call: Callable[[Any, PyTree, PyTree], PyTree], carry: PyTree, inputs: PyTree) -> PyTree:
-    """Return the last carry of `carry = call(one, carry, input)`, for each layer `one` of a stack and its input."""
+    """Return the last carry of `carry = call(one, carry, input)`, for each layer `one` of a stack and its input.
+
+    Random states, of Dropout, are not stacked: each layer continues the stream of the layer before.
+    """
     context = call_context.current()
     training = None if context is None else context.training
-    graphdef, state = nnx.split(layer)
+    graphdef, streams, state = nnx.split(layer, nnx.RngState, ...)
     values, structure = jax.tree.flatten(state)
     order = attribute_order(layer)
 
-    def body(carry: PyTree, turn: tuple[list[jax.Array], PyTree]) -> tuple[PyTree, list[jax.Array]]:
+    def body(carried: tuple[PyTree, PyTree], turn: tuple[list[jax.Array], PyTree]) -> tuple[PyTree, list[jax.Array]]:
         with without_eager_sharding():
-            one = nnx.merge(graphdef, structure.unflatten(turn[0]), copy=True)
+            one = nnx.merge(graphdef, carried[1], structure.unflatten(turn[0]), copy=True)
         restore_order(one, order)
         with call_context.entered(training, anew=True) as inside:
-            return call(one, carry, turn[1]), inside.losses
+            outputs = call(one, carried[0], turn[1])
+            return (outputs, nnx.state(one, nnx.RngState)), inside.losses
 
-    carry, losses = jax.lax.scan(body, carry, (values, inputs))
+    (carry, streams), losses = jax.lax.scan(body, (carry, streams), (values, inputs))
+    nnx.update(layer, streams)
     add_losses(layer, losses)
     return carry

@@ -100,7 +100,7 @@ def output_spec(
 
 
 def output_shape(layer: Layer, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> PyTree:
-    """Return the shapes of the outputs of a layer for shapes of inputs, `value_shape` for the argument `value`."""
+    """Return the output shapes of a layer for input shapes, given as arguments such as `value_shape`."""
     named = {name.removesuffix("_shape"): shape for name, shape in kwargs.items()}
     if not args and kwargs.keys() == {"input_shape"}:
         args, named = (named["input"],), {}

@@ -1,4 +1,4 @@
-"""Weights, losses and metrics of a layer: their order, views of foreign weights, and the methods of layers."""
+"""Weights, losses and metrics of a layer, their order, and views of foreign weights."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from keras_dist.layers.runtime import LayerRuntime
 from keras_dist.metrics import Metric
 from keras_dist.random.seeds import SeedState
 from keras_dist.variables import call_context
-from keras_dist.variables.variable import Owners, Variable, check_value, say_trainable
+from keras_dist.variables.variable import Owners, Variable, check_value, is_trained_by
 
 
 class ForeignWeight(Borrower):
-    """The owner of the array of a weight of a flax module outside of a model."""
+    """Owner of the array of a weight of a Flax module outside of a model."""
 
     def __init__(self, variable: nnx.Variable) -> None:
         self.variable = variable
@@ -39,11 +39,11 @@ class ForeignWeight(Borrower):
         return self.variable[...]
 
     def copy_of(self, variable: Lendable) -> jax.Array:
-        """Return the array."""
+        """Return the array, which needs no copy."""
         return self.array_of(variable)
 
     def unshared(self, variable: Lendable) -> jax.Array:
-        """Return a copy."""
+        """Return a copy of the array."""
         return jnp.array(self.array_of(variable), copy=True)
 
     def take(self, variable: Lendable, array: jax.Array) -> None:
@@ -78,7 +78,7 @@ def walk(module: Any) -> Iterator[tuple[tree_paths.Parts, nnx.Variable]]:
 
 
 def walk_owned(module: Any) -> Iterator[tuple[tree_paths.Parts, nnx.Variable, Owners]]:
-    """Yield as `walk` does, with the layers that contain each variable, the innermost first."""
+    """Yield what `walk` yields, and the layers that contain each variable, innermost first."""
     yield from _walk(module, (), (), set())
 
 
@@ -131,13 +131,13 @@ def penalties(module: Any) -> list[jax.Array]:
     found = []
     for _, variable, owners in walk_owned(module):
         regularizer = variable.get_metadata().get("regularizer")
-        if regularizer is not None and isinstance(variable, nnx.Param) and say_trainable(owners):
+        if regularizer is not None and isinstance(variable, nnx.Param) and is_trained_by(owners):
             found.append(regularizer(variable[...]))
     return found
 
 
 class WeightOwner:
-    """Weights, losses and metrics of a layer."""
+    """The weights, losses and metrics of a layer."""
 
     __slots__ = ()
 
@@ -259,7 +259,7 @@ class WeightOwner:
 
     @property
     def metrics(self) -> list[Metric]:
-        """The metrics among its attributes and the attributes of its sublayers."""
+        """The metrics among the attributes of the layer and its sublayers."""
         return [value for owner in self._owners() for value in vars(owner).values() if isinstance(value, Metric)]
 
     @property
@@ -275,7 +275,7 @@ class WeightOwner:
         return_losses: bool = False,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Call the layer with given values of its variables, which do not change.
+        """Call the layer with the given values of its variables, without changing them.
 
         Args:
             trainable_variables: values for `trainable_variables`.
@@ -314,7 +314,7 @@ class WeightOwner:
         return (outputs, rest, losses) if return_losses else (outputs, rest)
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Save the layer's own weights, without those in sublayers, as `store["0"]`, `store["1"]` and so on.
+        """Save the layer's own weights, without sublayers, as `store["0"]`, `store["1"]` and so on.
 
         Files of Keras (`.keras`, `.weights.h5`) call this method; a subclass may store other arrays.
         """

@@ -23,7 +23,7 @@ def binary_crossentropy(
         y_true: from 0 to 1, in the shape of `y_pred`, except for a last dim of 1.
         y_pred: probabilities or logits (batch, ..., n).
         from_logits: whether `y_pred` holds logits.
-        label_smoothing: how far targets are moved towards 0.5, from 0 to 1.
+        label_smoothing: fraction by which targets are moved towards 0.5, from 0 to 1.
         axis: the dim over which the mean is taken.
 
     Raises:

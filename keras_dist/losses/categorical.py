@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from keras_dist._support.arguments import argument_error, is_int, shapes
 from keras_dist._support.integer_checks import check_indices
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
@@ -130,11 +129,10 @@ def _distributions(
         raise ModelError(summary, given=shapes(y_true=y_true, y_pred=y_pred), fix=fix)
     y_true, y_pred = matched(name, y_true, y_pred)
     if y_pred.shape[axis] == 1:
-        warnings.warn(
+        warn(
             f"{name}: y_pred of shape {y_pred.shape} has one class, so that the loss is 0. "
             "Expected two or more; for a single yes-or-no output use 'binary_crossentropy'.",
             SyntaxWarning,
-            stacklevel=3,
         )
     return optax.smooth_labels(y_true, label_smoothing, axis=axis) if label_smoothing else y_true, y_pred
 

@@ -20,7 +20,6 @@ _LOSSES = ObjectRegistry(
     accepted="a Loss, or a callable (y_true, y_pred) -> values",
     example='loss="mse"',
     convert=lambda found: found if callable(found) else None,
-    wrong="is neither a name nor a callable",
     functions=True,
     aliases={
         "bce": "binary_crossentropy",
@@ -78,7 +77,7 @@ def serialize(loss: Any) -> dict[str, Any]:
     """Return the config of a `Loss` or a named function.
 
     Raises:
-        ConfigError: it cannot be serialized.
+        ConfigError: the object cannot be serialized.
     """
     return serialize_keras_object(loss)
 

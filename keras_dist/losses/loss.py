@@ -67,7 +67,7 @@ class Loss(Configurable):
         return self._dtype.name
 
     def call(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
-        """Return values (batch, ...) or a scalar; or `(values, {"name": scalar})`, to log the scalars."""
+        """Return values (batch, ...) or a scalar, or `(values, {"name": scalar})` to also log scalars."""
         fix = "define a method call(self, y_true, y_pred), or choose one of keras_dist.losses"
         raise ModelError(f"{type(self).__name__} has no values", given=f"the class {type(self).__name__}", fix=fix)
 
@@ -151,7 +151,10 @@ class Loss(Configurable):
 
 
 class FunctionLoss(Loss):
-    """`class LogCosh(FunctionLoss, function=log_cosh)`; arguments of the function become attributes."""
+    """A loss defined by a function: `class LogCosh(FunctionLoss, function=log_cosh)`.
+
+    Arguments of the function become attributes.
+    """
 
     function: ClassVar[Callable[..., jax.Array]]
 
@@ -194,7 +197,10 @@ class FunctionLoss(Loss):
 
 
 class ElementwiseLoss(FunctionLoss):
-    """A mean over the last dim. Unlike in Keras predictions (batch,) count as (batch, 1), so that each has a weight."""
+    """A mean over the last dim.
+
+    Unlike in Keras, predictions (batch,) are treated as (batch, 1), so that each has a weight.
+    """
 
     def _values(self, y_true: PyTree, y_pred: PyTree) -> tuple[jax.Array, dict[str, jax.Array]]:
         return self.call(*as_rows(self.name, y_true, y_pred)), {}

@@ -35,7 +35,7 @@ def split_reported(returned: object) -> tuple[Any, dict[str, jax.Array]]:
 
 
 def check_values(values: object, y_true: PyTree, y_pred: PyTree) -> jax.Array:
-    """Return the result of a loss, if it is a scalar or has the first dim of the arrays in `y_true` and `y_pred`."""
+    """Return `values`; raise unless it is a scalar or has the batch dim of `y_true` and `y_pred`."""
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves((y_true, y_pred))]
     rows = {shape[0] for shape in shapes if shape}
     expected = f"a scalar, or values of shape ({' or '.join(map(str, sorted(rows)))}, ...)"

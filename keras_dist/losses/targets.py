@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, TypeGuard, overload
 
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 
 from keras_dist._support.arguments import shapes
 from keras_dist._support.array_operators import native
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
 
@@ -64,10 +64,9 @@ def matched(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array,
     """
     y_true, y_pred = align_ranks(*as_arrays(name, y_true, y_pred))
     if y_true.ndim == y_pred.ndim > 1 and y_pred.shape == (*y_true.shape[:-1], 1) != y_true.shape:
-        warnings.warn(
+        warn(
             f"{name}: one prediction is compared with each of {y_true.shape[-1]} targets, since y_true has the shape "
-            f"{y_true.shape} and y_pred {y_pred.shape}. If that is not meant, change the last layer of the model",
-            stacklevel=2,
+            f"{y_true.shape} and y_pred {y_pred.shape}. If that is not meant, change the last layer of the model"
         )
         y_pred = jnp.broadcast_to(y_pred, y_true.shape)
     if y_true.shape != y_pred.shape:

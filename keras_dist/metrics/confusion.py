@@ -325,7 +325,7 @@ def count(
 
 
 def spread(sample_weight: ArrayLike, values: jax.Array) -> jax.Array:
-    """Broadcast weights of a leading shape of `values`, or of a shape that broadcasts, to the shape of `values`."""
+    """Broadcast weights to the shape of `values`; their shape is a prefix of it or broadcasts to it."""
     weight = jnp.asarray(sample_weight, values.dtype)
     if weight.ndim == values.ndim + 1 and weight.shape[-1] == 1:
         weight = jnp.squeeze(weight, -1)
@@ -340,7 +340,7 @@ def spread(sample_weight: ArrayLike, values: jax.Array) -> jax.Array:
 def selected(
     name: str, y_true: ArrayLike, y_pred: ArrayLike, top_k: int | None = None, class_id: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return targets and scores of `class_id`, with scores outside the `top_k` below all thresholds."""
+    """Return the targets and scores of `class_id`; scores outside of the `top_k` are set below all thresholds."""
     y_true, y_pred = align_ranks(*as_arrays(name, y_true, y_pred))
     if y_true.shape != y_pred.shape:
         given = f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}"

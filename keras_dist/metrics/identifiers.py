@@ -37,7 +37,6 @@ _METRICS = ObjectRegistry(
     accepted="a Metric, or a callable (y_true, y_pred) -> values",
     example='metrics=["accuracy"]',
     convert=_converted,
-    wrong="is neither a name nor a callable (y_true, y_pred)",
     aliases={
         "bce": "BinaryCrossentropy",
         "mse": "MeanSquaredError",
@@ -90,7 +89,7 @@ def serialize(metric: Any) -> dict[str, Any]:
     """Return the config of a `Metric` or a named function.
 
     Raises:
-        ConfigError: it cannot be serialized.
+        ConfigError: the object cannot be serialized.
     """
     return serialize_keras_object(metric)
 

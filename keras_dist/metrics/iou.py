@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
@@ -20,14 +20,14 @@ from keras_dist.metrics.metric import Metric
 class IoU(Metric, direction="up"):
     """Mean over some classes of `TP / (TP + FP + FN)`.
 
-    Classes without targets and predictions do not count.
+    The mean excludes classes without targets and predictions.
 
     Args:
         num_classes: number of classes.
         target_class_ids: classes over which the mean is taken.
         name, mesh: as in `Metric`.
         dtype: dtype of the counts; int32 by default, which drops fractions of weights.
-        ignore_class: targets of this class do not count.
+        ignore_class: class whose targets are ignored.
         sparse_y_true: whether targets are class indices instead of one-hot rows.
         sparse_y_pred: whether predictions are class indices instead of scores.
         axis: the dim of the classes in one-hot rows and scores.
@@ -99,10 +99,9 @@ class IoU(Metric, direction="up"):
             return ones
         weight = jnp.asarray(sample_weight)
         if jnp.issubdtype(weight.dtype, jnp.floating) and jnp.issubdtype(jnp.dtype(self.dtype), jnp.integer):
-            warnings.warn(
+            warn(
                 f"{type(self).__name__}: weights of dtype {weight.dtype} lose their fractions, for the metric counts "
-                f'in {self.dtype}. Pass {type(self).__name__}(..., dtype="float32") to keep them.',
-                stacklevel=3,
+                f'in {self.dtype}. Pass {type(self).__name__}(..., dtype="float32") to keep them.'
             )
         return weight.astype(self.dtype) if weight.shape == (found.size,) else spread(weight, ones)
 

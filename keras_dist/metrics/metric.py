@@ -148,7 +148,7 @@ class Metric(Configurable):
         raise NotImplementedError(f"{type(self).__name__}.update_state")
 
     def weighs(self, y_true: PyTree, y_pred: PyTree) -> bool:
-        """Whether `update_state` can be called with these targets and predictions and a `sample_weight`."""
+        """Whether `update_state` accepts a `sample_weight` for these targets and predictions."""
         return takes(self.update_state, y_true, y_pred, None)
 
     def result(self) -> PyTree:
@@ -194,7 +194,7 @@ class Metric(Configurable):
             return [variable.value for variable in self.variables]
 
     def hold(self, metric_variables: Sequence[jax.Array]) -> None:
-        """Set the variables to values that are fetched from the devices when they are read."""
+        """Set the variables to values that are fetched from the devices when first read."""
         for variable, value in zip(self.variables, metric_variables, strict=True):
             variable.lend_to(MetricState(value))
 

@@ -38,7 +38,7 @@ class MetricState(Borrower):
         return self.array_of(variable)
 
     def copy_of(self, variable: Lendable) -> jax.Array:
-        """Return the state as an array that is on no mesh."""
+        """Return the state as an array on no mesh."""
         if not self._is_read:
             self.set_to_copy(variable, np.asarray(self._array))
             self._is_read = True

@@ -1,4 +1,4 @@
-"""Check that metrics keep no state in plain attributes, which compiled steps do not update."""
+"""Check that metrics have no state in plain attributes, which compiled steps do not update."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -16,7 +16,7 @@ from keras_dist.metrics.metric import Metric
 
 @contextlib.contextmanager
 def no_plain_state(metric: Metric) -> Generator[None, None, None]:
-    """Check that the update of `metric` that is traced inside, after a first one, changes no plain attribute.
+    """Context manager: raise if tracing the update of `metric` changes a plain attribute.
 
     Python runs an update once for each compiled step, not for each batch: `self.count += 1` would count once.
     """

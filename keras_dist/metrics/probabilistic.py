@@ -27,7 +27,7 @@ class BinaryCrossentropy(FunctionMetric, function=binary_crossentropy, direction
 
     Args:
         from_logits: whether predictions are logits.
-        label_smoothing: how far targets are moved towards 0.5, from 0 to 1.
+        label_smoothing: fraction by which targets are moved towards 0.5, from 0 to 1.
         name, dtype, mesh: as in `Metric`.
     """
 
@@ -69,7 +69,7 @@ class SparseCategoricalCrossentropy(FunctionMetric, function=sparse_categorical_
 
     Args:
         from_logits: whether predictions are logits.
-        ignore_class: a class index whose values count as 0; with weights they do not count.
+        ignore_class: a class index whose values are 0; with weights they are excluded from the mean.
         axis: the dim of the classes.
         name, dtype, mesh: as in `Metric`.
     """

@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 
 from keras_dist._support.arguments import check_int, check_option
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.targets import align_ranks, as_arrays
@@ -83,9 +82,8 @@ class R2Score(Metric, direction="up"):
         spare = self.num_samples.value - self.num_regressors - 1
         if spare > 0:
             return 1 - (1 - score) * (self.num_samples.value - 1) / spare
-        warnings.warn(
+        warn(
             f"R2Score: {self.num_regressors} regressors are too many for {int(self.num_samples)} values to adjust the "
-            "score: it is the plain one",
-            stacklevel=2,
+            "score: it is the plain one"
         )
         return score

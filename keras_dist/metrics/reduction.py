@@ -122,7 +122,10 @@ class MeanMetricWrapper(Mean):
 
 
 class FunctionMetric(MeanMetricWrapper):
-    """`class LogCosh(FunctionMetric, function=log_cosh)`; arguments of the function become attributes."""
+    """The mean of a function: `class LogCosh(FunctionMetric, function=log_cosh)`.
+
+    Arguments of the function become attributes.
+    """
 
     function: ClassVar[Callable[..., ArrayLike]]
 

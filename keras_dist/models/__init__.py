@@ -1,4 +1,4 @@
-"""Models of Keras: they delegate to the packages below, and do no arithmetic.
+"""Models of Keras, which delegate arithmetic and state to lower packages.
 
 Source: names, arguments and defaults as in `keras.models`.
 """

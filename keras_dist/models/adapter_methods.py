@@ -22,7 +22,7 @@ class AdapterMethods(SavingMethods):
         A layer computes `inputs @ kernel + alpha / rank * dropout(inputs) @ A @ B`. The factors A (inputs, rank) and B
         (rank, outputs) are float32, sharded as the dims of the kernel, and become weights of the model; a kernel with
         several dims of inputs or outputs has them in A or B. A stack of kernels has a stack of factors. B is zero at
-        first. The optimizer has slots for the factors alone; that of a compiled model is reset.
+        first. The optimizer has slots for the factors alone; the optimizer of a compiled model is reset.
 
         In models of `from_nnx` each call adds the update to the kernels: the backward pass computes gradients of
         whole kernels. The factors are below `lora`. Before `merge_lora`, `model.module` computes without the update.
@@ -34,7 +34,7 @@ class AdapterMethods(SavingMethods):
                 a `kernel` or `embedding`.
             alpha: scaling factor; the updates are multiplied by `alpha / rank`. By default `rank`.
             dropout: fraction of the inputs of the factors to drop in training; not for embeddings, and not available in
-                models of `from_nnx` and for stacks.
+                models of `from_nnx`.
 
         Raises:
             ModelError: an argument cannot be used; a pattern matches nothing, or layers that cannot be adapted, all of
@@ -57,8 +57,9 @@ class AdapterMethods(SavingMethods):
     def merge_lora(self) -> None:
         """Add the updates of LoRA to their weights, on the devices, and remove the factors.
 
-        The model computes the same, and trains the weights that it trained before `enable_lora`. The optimizer of a
-        compiled model is reset. Updates of layers on which `enable_lora` was called are merged, too.
+        The sums have the dtype of the weights. The model computes the same, and trains the weights that it trained
+        before `enable_lora`. The optimizer of a compiled model is reset. Updates of layers on which `enable_lora` was
+        called are merged, too.
 
         Raises:
             ModelError: the model has no adapters, or is being trained.
@@ -89,7 +90,7 @@ class AdapterMethods(SavingMethods):
 
         Raises:
             ModelError: the model has no adapters of `Model.enable_lora`, files exist and are not to be replaced, or the
-                format cannot hold the adapters, for example of a part of a module.
+                format cannot hold the adapters, for example of a part of a module, or of embeddings that are the head.
             OSError: a file cannot be written.
 
         Example:
@@ -111,6 +112,8 @@ class AdapterMethods(SavingMethods):
         self, filepath: str | os.PathLike[str], *, weight_map: WeightMap | None = None, dropout: float | None = None
     ) -> None:
         """Load factors that `save_adapter` or `peft` wrote. A model without adapters gets them.
+
+        A copy of the base's embeddings, which peft adds to the factors of embeddings, is not loaded.
 
         Args:
             filepath: the folder.

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import ModelError
+from keras_dist.layers import ReversibleEmbedding
 from keras_dist.layers.lora import factor_dims
-from keras_dist.models.adapters import candidates_in, enable
+from keras_dist.models.adapters import candidates_in, enable, enumerated
 from keras_dist.models.runtime import Adapters
 from keras_dist.storage.adapter_files import (
     AdapterFiles,
     Form,
     adapter_folder,
-    raise_misfit,
     read_adapter,
     write_adapter,
     written_config,
@@ -45,11 +45,13 @@ def save(
     folder = adapter_folder("save_adapter", filepath)
     forms = _forms(model, session, weight_map)
     chosen = [forms[path] for path in adapters.weights]
-    problems = _problems(chosen, forms.values())
+    merged = merged_weights(model, session)
+    problems = [f"{path} was adapted by its layer alone" for path in merged if path not in adapters.weights]
+    problems += _problems(chosen, forms.values())
     if problems:
         fix = "adapt other layers; or merge_lora, and save the merged weights"
-        raise ModelError("save_adapter: peft's format cannot hold the adapters", given="; ".join(problems), fix=fix)
-    merged = merged_weights(model, session)
+        summary = "save_adapter: peft's format cannot hold the adapters"
+        raise ModelError(summary, given=enumerated(problems), fix=fix)
     with session.cell.lock:  # all are of one step, whoever trains
         arrays = {
             name: array
@@ -73,7 +75,11 @@ def load(
         files = read_adapter(folder)
         chosen, problems = _chosen(files, forms.values(), adapters)
         problems += _problems(chosen, forms.values())
-        raise_misfit(folder, problems or [*files.problems(chosen)])
+        problems = problems or [*files.problems(chosen)]
+        if problems:
+            summary = f"{str(folder)!r} does not fit the adapters of model {model.name!r}"
+            fix = "load an adapter of this model; or name its modules with weight_map=kd.interop.WeightMap(names=...)"
+            raise ModelError(summary, given=enumerated(problems), fix=fix)
         names = [name for form in chosen for name in form.expected(files.rank)]
         read.append((files, chosen, files.reader.read_checked(names)))
 
@@ -93,9 +99,9 @@ def _chosen(files: AdapterFiles, forms: Iterable[Form], adapters: Adapters | Non
     if adapters is None:
         modules = files.modules()
         known = {module for form in forms for module in form.modules}
-        problems = [f"unknown module {module}" for module in modules if module not in known]
+        problems = [f"unknown module {module}" for module in sorted(modules - known)]
         problems += [] if modules else ["no factors"]
-        return [form for form in forms if not modules.keys().isdisjoint(form.modules)], problems
+        return [form for form in forms if not modules.isdisjoint(form.modules)], problems
     here, there = ({"rank": one.rank, "alpha / rank": one.alpha / one.rank} for one in (adapters, files))
     problems = [f"{name} is {there[name]}, in the model {here[name]}" for name in here if here[name] != there[name]]
     return [form for form in forms if form.path in adapters.weights], problems
@@ -116,7 +122,8 @@ def _forms(model: AdapterMethods, session: BuiltModel, weight_map: WeightMap | N
             modules = [whole] if count is None else [f"{whole}.{number}" for number in range(count)]
         else:
             modules = [name.rpartition(".")[0] for name in names]
-        found[path] = Form(path, tuple(modules), one.kind, shape, dims)
+        is_tied = isinstance(one.layer, ReversibleEmbedding) and one.layer.tie_weights
+        found[path] = Form(path, tuple(modules), one.kind, shape, dims, is_tied)
     return found
 
 
@@ -129,7 +136,7 @@ def _problems(chosen: Sequence[Form], forms: Iterable[Form]) -> list[str]:
 
 
 def _targets(chosen: Sequence[Form], forms: Iterable[Form]) -> list[str]:
-    """Return `target_modules`: last names, if these are no numbers and all modules with them are adapted; else all."""
+    """Return `target_modules`: last names, if these are not numbers and all modules with them are adapted; else all."""
     adapted = {module for form in chosen for module in form.modules}
     left = {module.rpartition(".")[2] for form in forms for module in form.modules if module not in adapted}
     names = dict.fromkeys(module.rpartition(".")[2] for module in adapted)

@@ -24,10 +24,10 @@ from keras_dist.models.runtime import Adapters
 from keras_dist.storage.adapter_files import Kind
 from keras_dist.storage.lora_weights import merged_weights
 from keras_dist.training.adapters import ROOT, add_factors, is_factor, remove_factors
+from keras_dist.training.array_positions import positions_of
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import compile_rule
 from keras_dist.training.naming import layers_below
-from keras_dist.training.places import places_of
 from keras_dist.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # graphs of Flax have no types
 
-_LISTED = 12
+_LISTED = 20
 
 OfDims = tuple[Sequence[int], Sequence[int]]
 """The dims of a weight that are dims of inputs, and of outputs."""
@@ -63,6 +63,12 @@ class Candidate:
     parts: tree_paths.Parts = ()
     dims: OfDims = ((), ())
     kind: Kind = "linear"
+
+
+def enumerated(problems: Sequence[str]) -> str:
+    """Return the problems for an error, and the number of those left out."""
+    more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+    return "; ".join(problems[:_LISTED]) + more
 
 
 def candidates_in(session: BuiltModel) -> list[Candidate]:
@@ -95,7 +101,7 @@ def _reason(layer: LoraLayer) -> str:
 def _parameters(session: BuiltModel) -> Iterator[Candidate]:
     graph = session.cell.graph
     modules = {tree_paths.visible(path): node for path, node in nnx.iter_graph(session.model)}
-    for spec, parts, place in zip(graph.specs, graph.parts, places_of(session.model, graph.parts), strict=True):
+    for spec, parts, place in zip(graph.specs, graph.parts, positions_of(session.model, graph.parts), strict=True):
         if spec.role != "parameter" or spec.factor_of is not None:
             continue
         name, owner = str(parts[-1]), modules.get(parts[:-1])
@@ -145,10 +151,9 @@ def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
             problems.append(f"{rule!r} matches none" + (f"; the nearest path is {near!r}" if near else ""))
     problems += [f"{one.names[0]!r}: {one.reason}" for one in found.values() if one.reason]
     if problems:
-        more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-        given = "; ".join(problems[:_LISTED]) + more
         fix = f"choose by whole paths some of {able[:_LISTED]}"
-        raise ModelError("enable_lora: `layers` must match layers that can be adapted", given=given, fix=fix)
+        summary = "enable_lora: `layers` must match layers that can be adapted"
+        raise ModelError(summary, given=enumerated(problems), fix=fix)
     return list(found.values())
 
 
@@ -161,8 +166,10 @@ def enable(model: AdapterMethods, rank: int, rules: str | Iterable[str], alpha: 
     _check_free(model, session)
     candidates = chosen(session, rules)
     factors = Factors(rank, rank if alpha is None else alpha, splits_inputs=True, dropout=dropout)
-    _check_dropout(dropout, session, candidates)
     if session.cell.graph.is_foreign:
+        if dropout:
+            given, fix = f"dropout={dropout}", "dropout=0; or nnx.Dropout in the module; or a model of layers"
+            raise ModelError("enable_lora: `dropout` is not available for flax.nnx modules", given=given, fix=fix)
         change = functools.partial(add_factors, session.model, {one.parts: one.dims for one in candidates}, factors)
         change_weights(session, {"": session.model}, change, is_factor)
         frozen: tuple[Variable, ...] = ()
@@ -215,20 +222,6 @@ def _check_free(model: AdapterMethods, session: BuiltModel) -> None:
     if session.cell.graph.is_foreign and ROOT in vars(session.model):
         given = f"a {type(session.model).__name__} with the attribute {ROOT!r}"
         raise ModelError("enable_lora: the name of the factors is taken", given=given, fix="rename the attribute")
-
-
-def _check_dropout(dropout: float, session: BuiltModel, candidates: Iterable[Candidate]) -> None:
-    """Check that the layers get their inputs from us, and one at a time: a loop over a stack keeps no random state."""
-    sizes = {
-        one.names[0]: len(session.cell.row(one.weight).shape) - max(*one.dims[0], *one.dims[1]) for one in candidates
-    }
-    stacks = [name for name, size in sizes.items() if size > 1]
-    given, fix = f"stacks of layers: {', '.join(map(repr, stacks[:_LISTED]))}", "a model whose layers are not stacked"
-    if session.cell.graph.is_foreign:
-        given, fix = "a flax.nnx module, which calls its modules itself", "nnx.Dropout in it; or a model of layers"
-    if dropout and (stacks or session.cell.graph.is_foreign):
-        summary = "enable_lora: `dropout` is not available here"
-        raise ModelError(summary, given=f"dropout={dropout} for {given}", fix=f"dropout=0; or {fix}")
 
 
 def merge(model: AdapterMethods) -> None:

@@ -1,4 +1,4 @@
-"""The weights of a model's layers: moved from a built copy, and added later.
+"""Transfer of a model's weights from a built copy to its layers, and weights that are added later.
 
 NNX forbids changing objects in a trace that were made outside. So a model copies its layers inside a trace, builds the
 copies, creates all weights in compiled programs, and moves what building made to the layers of the user. Weights made
@@ -20,6 +20,7 @@ from flax import nnx
 from keras_dist import random
 from keras_dist._support.lending import Lendable
 from keras_dist._support.types import PyTree
+from keras_dist._unstable.flax_internals import PRIVATE_PREFIXES, is_data_attribute
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.attributes import undone_on_error
@@ -31,7 +32,7 @@ from keras_dist.variables import call_context
 
 
 def adopt(module: nnx.Module, built: nnx.Module, built_with: Mapping[str, Mapping[str, Any]]) -> None:
-    """Move variables, submodules and attributes that building created in the copy `built` to `module`.
+    """Move the variables, submodules and attributes that building created in the copy `built` to `module`.
 
     Objects that the module has already are kept, and so are attributes that only a call changed. `built_with` are
     static attributes after building, by layer path. The copy must not be used afterwards.
@@ -41,7 +42,7 @@ def adopt(module: nnx.Module, built: nnx.Module, built_with: Mapping[str, Mappin
     seen: set[int] = set()
     for ours, theirs in pairs:
         for name, value in _attributes(theirs):
-            before, is_data = vars(ours).get(name, _MISSING), theirs._pytree__nodes.get(name, False)
+            before, is_data = vars(ours).get(name, _MISSING), is_data_attribute(theirs, name)
             if isinstance(value, nnx.Variable | nnx.Pytree):
                 value = own.get(id(value), value)
                 _replace_copies(value, own, seen)
@@ -51,12 +52,11 @@ def adopt(module: nnx.Module, built: nnx.Module, built_with: Mapping[str, Mappin
                 nnx.Pytree.__setattr__(ours, name, nnx.data(value) if is_data else value)
     for path, layer in layers_below(module):
         for name, value in built_with.get(path, {}).items():
-            if not name.startswith(_OF_FLAX) and vars(layer).get(name, _MISSING) is not value:
+            if not name.startswith(PRIVATE_PREFIXES) and vars(layer).get(name, _MISSING) is not value:
                 nnx.Pytree.__setattr__(layer, name, value)
 
 
 _MISSING = object()
-_OF_FLAX = ("_pytree__", "_object__")
 
 
 def _pairs(module: Any, built: Any) -> Iterator[tuple[Any, Any]]:
@@ -80,7 +80,7 @@ def _attributes(node: Any) -> list[tuple[str, Any]]:
     """Return the attributes of a module without the internal attributes of Flax; none for a variable."""
     if isinstance(node, nnx.Variable):
         return []
-    return [(name, value) for name, value in vars(node).items() if not name.startswith(_OF_FLAX)]
+    return [(name, value) for name, value in vars(node).items() if not name.startswith(PRIVATE_PREFIXES)]
 
 
 def _replace_copies(node: PyTree, own: dict[int, Any], seen: set[int]) -> None:
@@ -97,7 +97,7 @@ def _replace_copies(node: PyTree, own: dict[int, Any], seen: set[int]) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelMembership:
-    """Membership of a layer in a model: the session and the path of the layer."""
+    """The model of a layer, and the path of the layer in it."""
 
     session: BuiltModel
     prefix: str

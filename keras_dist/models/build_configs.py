@@ -1,4 +1,4 @@
-"""For which inputs the weights of a model of code were created, as plain values and back."""
+"""Conversion of the inputs for which weights were created to plain values and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END = "_shape"
 
 
 def tensors_by_name(model: StepMethods, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, PyTree]:
-    """The symbolic tensors among the arguments of a call, by the names of its parameters."""
+    """Return the symbolic tensors in the arguments of a call, by parameter name."""
     signature = inspect.signature(model.call)
     named = {
         name for name, one in signature.parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
@@ -29,7 +29,7 @@ def tensors_by_name(model: StepMethods, args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def written_build(model: SavingMethods) -> dict[str, Any] | None:
-    """Return the argument of `build_as`, or None without weights, or if it needs none; see `Model.get_build_config`."""
+    """Return the argument of `build_as`; None without weights, or if none is needed. See `Model.get_build_config`."""
     runtime = model._runtime
     if model._graph is not None or (runtime.built_for is None and not runtime.built_by_name):
         return None
@@ -42,7 +42,7 @@ def written_build(model: SavingMethods) -> dict[str, Any] | None:
 
 
 def build_as(model: SavingMethods, config: Mapping[str, Any]) -> None:
-    """Create the weights of a model for inputs that `written_build`, or Keras, has described."""
+    """Create the weights of a model for the inputs that `written_build` or Keras described."""
     dtypes = config.get("input_dtype")
     if "shapes_dict" in config:
         shapes = {name.removesuffix(_END): shape for name, shape in config["shapes_dict"].items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,10 +19,11 @@ from keras_dist.layers.weights import children_of
 from keras_dist.models.config import arguments_but, is_of_graph, named
 from keras_dist.models.functional import replaced
 from keras_dist.models.model import Model
-from keras_dist.models.placing import in_place_of
+from keras_dist.models.model_distribution import in_place_of
 from keras_dist.models.sequential import Sequential, takes_layers
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.saving.serialization import lambdas_kept
+from keras_dist.saving.shared_objects import SharedObjects
 from keras_dist.symbolic.tensors import KerasTensor, Operation
 
 
@@ -59,7 +61,7 @@ def clone_model(
     if not isinstance(model, Model):
         check_is_ours("clone_model: `model`", model)
         expected = "a Model; a layer is cloned by type(layer).from_config(layer.get_config())"
-        raise argument_error("model", model, expected, wrong="is not a model")
+        raise argument_error("model", model, expected)
     if call_function is not None and not _is_functional(model):
         raise _misfit("call_function", call_function, model, "a functional model")
     with in_place_of(model):
@@ -85,18 +87,19 @@ def _cloned(
         return _made_again(model)
     # without functions inner models are cloned layer by layer, too, so that shared layers stay shared
     called = call_function or _called
-    cloning = _Cloning(clone_function or _made_again, called if recursive else _called, recursive or not clone_function)
+    cloning = _Cloning(clone_function, called if recursive else _called, recursive or not clone_function)
     return cloning.clone(model, called, input_tensors)
 
 
 @dataclasses.dataclass
 class _Cloning:
-    """Clones each layer once; `clones` are the clones by id of the layer."""
+    """Clones each layer once; `clones` are the clones by id of the layer, `shared` also layers inside of others."""
 
-    clone_function: Callable[[Layer], Layer]
+    clone_function: Callable[[Layer], Layer] | None
     inner_call_function: Callable[..., PyTree]
     is_deep: bool
     clones: dict[int, Layer] = dataclasses.field(default_factory=dict)
+    shared: SharedObjects = dataclasses.field(default_factory=lambda: SharedObjects(numbers_all=True))
 
     def clone(self, model: Model, call_function: Callable[..., PyTree], input_tensors: PyTree = None) -> Model:
         """Return the model with new layers."""
@@ -136,12 +139,13 @@ class _Cloning:
     def _clone_layer(self, layer: Any, name: str) -> Any:
         if id(layer) not in self.clones:
             is_inner = self.is_deep and (_is_sequential(layer) or _is_functional(layer))
-            clone = self.clone(layer, self.inner_call_function) if is_inner else self.clone_function(layer)
+            again = self.clone_function or functools.partial(_made_again, shared=self.shared)
+            clone = self.clone(layer, self.inner_call_function) if is_inner else again(layer)
             if not isinstance(clone, Layer):
                 summary = "clone_model: `clone_function` does not return a layer"
                 fix = "return type(layer).from_config(layer.get_config()), or the layer itself"
                 raise ModelError(summary, given=f"{with_type(clone)} for layer {layer.name!r}", fix=fix)
-            is_ours = is_inner or self.clone_function is _made_again  # a function chooses names itself
+            is_ours = is_inner or self.clone_function is None  # a function chooses names itself
             self.clones[id(layer)] = named(clone, name) if is_ours else clone
         return self.clones[id(layer)]
 
@@ -154,12 +158,13 @@ def _is_sequential(model: Layer) -> bool:
     return isinstance(model, Sequential) and takes_layers(type(model))
 
 
-def _made_again(layer: Any) -> Any:
+def _made_again(layer: Any, shared: SharedObjects | None = None) -> Any:
     """Return a layer of the same class, registered or not, with the same arguments."""
-    cls = type(layer)
-    with lambdas_kept():
+    cls, shared = type(layer), shared or SharedObjects()
+    with lambdas_kept(), shared.writing():
         written = serialize_keras_object(layer)
-    return deserialize_keras_object(written, {cls.__name__: cls})
+    with shared.reading():
+        return deserialize_keras_object(written, {cls.__name__: cls})
 
 
 def _called(layer: Layer, *args: Any, **kwargs: Any) -> PyTree:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from keras_dist import optimizers
-from keras_dist._support.arguments import check_callable, check_option
+from keras_dist._support.arguments import check_callable, check_option, names_unknown_keywords
 from keras_dist._support.stateless_scope import StatelessScope
 from keras_dist._support.types import PyTree
 from keras_dist.data.batch import check_batch_keys
@@ -18,12 +18,12 @@ from keras_dist.models.step_methods import StepMethods
 from keras_dist.optimizers.loss_scale import with_loss_scale
 from keras_dist.training.compile_config import CompileConfig, StepOptions
 from keras_dist.training.compile_metrics import ModelMetrics
+from keras_dist.training.logged_values import check_report
 from keras_dist.training.loop import Mode
 from keras_dist.training.objective import Objective, check_free, resolve_objective
 from keras_dist.training.optimization import DEFAULT, as_optimizer
 from keras_dist.training.outputs import Outputs
 from keras_dist.training.rematerialisation import resolve_remat
-from keras_dist.training.report import check_report
 from keras_dist.training.step import Batch, TrainStep
 from keras_dist.training.step_protocol import PARTS, StepProtocol
 from keras_dist.training.train_state import TrainState
@@ -34,6 +34,7 @@ _BOOLS = (False, True)
 class CompileMethods(StepMethods):
     """The methods of `Model` for `compile` and its optimizers."""
 
+    @names_unknown_keywords
     def compile(
         self,
         optimizer: Any = "rmsprop",

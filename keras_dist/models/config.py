@@ -1,12 +1,10 @@
-"""Models and arguments of `compile` as configs of plain values in the form of Keras, and back."""
+"""Conversion of models and arguments of `compile` to configs in the form of Keras and back."""
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,9 +12,10 @@ import jax
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import InputLayer, Layer
-from keras_dist.models.functional import Graph, Step
+from keras_dist.models.functional import Graph, GraphStep
 from keras_dist.ops import OPERATIONS
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.shared_objects import one_config_written
 from keras_dist.symbolic.tensors import KerasTensor, Node, Operation
 
 if TYPE_CHECKING:
@@ -29,47 +28,26 @@ _OF_GRAPH = ("inputs", "outputs", "*args")
 _OPERATION = {"module": "keras_dist.layers", "class_name": "Operation", "registered_name": None}
 
 
-@dataclasses.dataclass
-class _Shared:
-    """Layers that models in one config share: configs by id of the layer, and layers that were read by number."""
-
-    written: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    read: dict[Any, Layer] = dataclasses.field(default_factory=dict)
-
-
-_shared: contextvars.ContextVar[_Shared | None] = contextvars.ContextVar("shared", default=None)
-
-
-@contextlib.contextmanager
-def one_config() -> Iterator[None]:
-    """Inside, layers that inner models share are written as shared, and read as one layer."""
-    token = _shared.set(_shared.get() or _Shared())
-    try:
-        yield
-    finally:
-        _shared.reset(token)
-
-
 def takes_graph(cls: type) -> bool:
-    """Whether the constructor takes symbolic inputs and outputs, or any arguments."""
+    """Return whether the constructor of a class accepts symbolic inputs and outputs."""
     parameters = inspect.signature(cls.__init__).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     return {"inputs", "outputs"} <= {*parameters} or {_ANY_LISTED, _ANY_NAMED} <= kinds
 
 
 def is_of_graph(model: SavingMethods) -> bool:
-    """Whether symbolic inputs and outputs were arguments of the model's constructor."""
+    """Return whether the model's constructor got symbolic inputs and outputs."""
     return model._graph is not None and takes_graph(type(model)) and any(name in model._arguments for name in _OF_GRAPH)
 
 
 def arguments_but(model: SavingMethods, *names: str) -> dict[str, Any]:
-    """Return the other arguments of a model's constructor, with its current name and `trainable`."""
+    """Return the model's constructor arguments except `names`, with the current name and `trainable`."""
     others = {name: value for name, value in model._arguments.items() if name not in names}
     return others | {"name": model.name, "trainable": model.trainable}
 
 
 def check_not_of_keras(model: SavingMethods) -> None:
-    """Raise for a model of `from_keras`, which Keras itself saves."""
+    """Raise for a model of `from_keras`, which only Keras can save."""
     if model._runtime.keras_model is not None:
         given = f"model {model.name!r}, which wraps a keras.Model"
         fix = 'model.to_keras().save("model.keras"); or kd.checkpoint.CheckpointManager(model, directory).save()'
@@ -86,14 +64,14 @@ def check_described(model: SavingMethods) -> None:
 
 
 def graph_config(model: SavingMethods) -> dict[str, Any]:
-    """Return the config of a functional model: layers with their calls, and the origins of inputs and outputs."""
+    """Return the config of a functional model: layers, their calls, and the origins of inputs and outputs."""
     graph: Any = model._graph
 
     def places_of(tree: PyTree) -> PyTree:
         return serialize_keras_object(jax.tree.map(lambda tensor: list(graph.places[id(tensor)]), tree))
 
     others = serialize_keras_object(arguments_but(model, *_OF_GRAPH))
-    with one_config():
+    with one_config_written():
         return others | {
             "layers": [_write_step(step, graph) for step in graph.steps],
             "input_layers": places_of(graph.inputs),
@@ -111,7 +89,7 @@ def with_graph(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written_argument(name: str, value: Any) -> Any:
-    """Return an argument of `compile` as plain values that can be read again."""
+    """Convert an argument of `compile` to plain values from which it can be created."""
     try:
         written = serialize_keras_object(value)
         deserialize_keras_object(written)
@@ -124,36 +102,25 @@ def written_argument(name: str, value: Any) -> Any:
 
 def write_layer(layer: Layer, name: str) -> dict[str, Any]:
     """Return the config of a layer, with its name in the model."""
-    written = {**serialize_keras_object(layer), "name": name}
+    written = serialize_keras_object(layer)
+    written["name"] = name
     if "name" in written["config"]:
         written["config"]["name"] = name
-    shared = _shared.get()
-    if shared is None or isinstance(layer, InputLayer):
-        return written  # inputs have nothing to share
-    first = shared.written.setdefault(id(layer), written)
-    if first is not written:
-        count = sum("shared_object_id" in entry for entry in shared.written.values())
-        written["shared_object_id"] = first.setdefault("shared_object_id", count + 1)
     return written
 
 
 def read_layer(config: Any) -> Layer:
     """Create the layer of a config that `write_layer` has returned."""
-    number = config.get("shared_object_id") if isinstance(config, Mapping) else None
-    shared = _shared.get()
-    if shared is not None and number in shared.read:
-        return shared.read[number]
     layer = deserialize_keras_object(config)
     if not isinstance(layer, Layer):
         summary = "the config of a model contains an entry that is not a layer"
         raise ConfigError(summary, given=shorten(config), fix="write it again with model.get_config()")
-    if shared is not None and number is not None:
-        shared.read[number] = layer
-    return named(layer, config.get("name", layer.name))
+    is_named = bool(layer._runtime.nodes)  # by a model that shares it
+    return layer if is_named else named(layer, config.get("name", layer.name))
 
 
 def named(layer: Layer, name: str) -> Layer:
-    """Set the name of a layer; other models add a number if it is taken."""
+    """Set the name of a layer; models append a number if the name is taken."""
     layer._base_name = layer._name = name
     return layer
 
@@ -225,7 +192,7 @@ class _ReadStep:
         return True
 
 
-def _write_step(step: Step, graph: Graph) -> dict[str, Any]:
+def _write_step(step: GraphStep, graph: Graph) -> dict[str, Any]:
     if isinstance(step.operation, Operation):
         written: dict[str, Any] = {**_OPERATION, "config": {"name": step.operation.name}, "name": step.name}
     else:

@@ -1,4 +1,4 @@
-"""Copies of models, and models as `pickle` and `copy` make them again.
+"""Copies and pickles of models.
 
 A copy goes through config, arguments of `compile` and arrays on the host, as in Keras: the arrays of a model have one
 owner, and a copy is a model of its own.
@@ -19,9 +19,10 @@ from keras_dist.mixed_precision import under_policy
 from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described
 from keras_dist.models.describing import written_compile
-from keras_dist.models.placing import in_place_of
+from keras_dist.models.model_distribution import in_place_of
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.saving.serialization import lambdas_kept
+from keras_dist.saving.shared_objects import one_config_read, one_config_written
 from keras_dist.storage.model_state import names_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return how the model is made again, on the then current distribution, with the state of its optimizer."""
+    """Return the `__reduce__` value of a model: it is recreated on the current distribution, with optimizer state."""
     if jax.process_count() > 1:
         summary = f"model {model.name!r} cannot be pickled or copied in a job of several processes"
         given = f"{jax.process_count()} processes, each of which holds a part of the weights"
@@ -37,7 +38,7 @@ def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     check_described(model)
     own = {type(owner) for owner in model._owners() if not type(owner).__module__.startswith("keras_dist.")}
     custom_objects = {cls.__name__: cls for cls in own}
-    with lambdas_kept():  # `pickle` refuses them itself, and `cloudpickle` takes them
+    with lambdas_kept(), one_config_written():  # `pickle` refuses them itself, and `cloudpickle` takes them
         documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.identifier)
     state = None
     if model._session is not None or model._is_built:
@@ -49,7 +50,7 @@ def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def copied(model: SavingMethods) -> Any:
-    """Return a copy of the model, with copied arrays, on the same distribution."""
+    """Return a copy of the model with copied arrays, on the same distribution."""
     make, arguments = reduced(model)
     made_under = model._runtime.made_under if arguments[4] is None else model._with_weights().distribution
     with contextlib.nullcontext() if made_under is None else made_under.scope(), in_place_of(model):
@@ -58,7 +59,8 @@ def copied(model: SavingMethods) -> Any:
 
 def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, state: Any, lora: Any = None) -> Any:
     with under_policy(policy):
-        model = deserialize_keras_object(config, custom_objects)
+        with one_config_read():
+            model = deserialize_keras_object(config, custom_objects)
         if compiled:
             model.compile_from_config(compiled)
     if state is not None:
@@ -69,6 +71,11 @@ def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, sta
         session.use_seed(seed)
         session.fits = fits
         cell = session.cell
+        if missing := [name for name in names_of(session) if name not in values]:
+            summary = f"a copy of model {model.name!r} that is made from its config has other weights"
+            given = f"{', '.join(map(repr, missing[:6]))} in the copy, not in the model"
+            fix = "let get_config and from_config of its layers describe all layers inside of them"
+            raise ModelError(summary, given=given, fix=fix)
         places = zip(names_of(session), cell.arrays, jax.tree.leaves(cell.state_plan.shardings), strict=True)
         cell.arrays = [place_copy(_like(array, values[name]), sharding) for name, array, sharding in places]
     return model

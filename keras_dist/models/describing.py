@@ -1,17 +1,17 @@
-"""Models as documents, for files: their configs, the arguments of `compile`, and their dtype policies."""
+"""Descriptions of models for files: configs, arguments of `compile`, and dtype policies."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_dist.distribution import lint
+from keras_dist._support.located_warnings import warn
 from keras_dist.errors import CheckpointWarning, ConfigError
 from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described, check_not_of_keras
 from keras_dist.saving import serialize_keras_object
 from keras_dist.saving.serialization import is_lambda
+from keras_dist.saving.shared_objects import one_config_written
 from keras_dist.storage.keras_files import Description
 from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY
 
@@ -27,7 +27,7 @@ def described(model: SavingMethods) -> Description:
 
 
 def documents_of(model: SavingMethods) -> dict[str, Any]:
-    """Return what a folder needs besides arrays so that `load_model` can make the model."""
+    """Return the JSON documents, beside the arrays, from which `load_model` recreates the model."""
     check_not_of_keras(model)
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
     if not model._with_weights().cell.graph.is_foreign:
@@ -38,17 +38,17 @@ def documents_of(model: SavingMethods) -> dict[str, Any]:
 
 def _written_model(model: SavingMethods) -> dict[str, Any]:
     """Return the config of a model; warn of lambdas, whose code no file holds."""
-    written = serialize_keras_object(model)
+    with one_config_written():
+        written = serialize_keras_object(model)
     lambdas = dict(_lambdas_in(written))
     if lambdas:
         functions = ", ".join(f"{layer!r}: function" for layer in lambdas.values())
         way = f"to load it, load_model needs custom_objects={{{functions}}}"
-        warnings.warn(
+        warn(
             f"the model is saved without the code of {', '.join(lambdas)}: "
             f"{'load_model will refuse it' if None in lambdas.values() else way}. Register a named function instead: "
             "@saving.register_keras_serializable()",
             CheckpointWarning,
-            stacklevel=lint.frames_inside(),
         )
     return written
 
@@ -70,13 +70,12 @@ def _lambdas_in(written: Any, place: str = "", layer: str | None = None) -> Iter
 
 
 def written_compile(model: SavingMethods) -> dict[str, Any]:
-    """Return the arguments of `compile` as plain values; warn and return nothing where they cannot be written."""
+    """Return the arguments of `compile` as plain values; empty, with a warning, if they have none."""
     try:
         return model.get_compile_config()
     except ConfigError as error:
-        warnings.warn(
+        warn(
             f"the model is saved without what `compile` was given, so that it is loaded uncompiled: {error}",
             CheckpointWarning,
-            stacklevel=lint.frames_inside(),
         )
         return {}

@@ -11,6 +11,7 @@ import keras_dist
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution, check_distribution
+from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.module_precision import follow
 from keras_dist.layers.names import layers_in
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def has_built_parts(model: Layer) -> bool:
-    """Whether a model without inputs has weights, because all of its layers are built."""
+    """Whether a model without inputs has weights because all of its layers are built."""
     if (
         not isinstance(model, DistributionMethods)
         or model._graph is not None
@@ -69,7 +70,7 @@ class DistributionMethods(GraphMethods):
 
     @property
     def module(self) -> Any:
-        """The module of `from_nnx` with the current values; for other models an NNX module with copies of them.
+        """The module of `from_nnx` with current values; for other models an NNX module with copies.
 
         Assign a module to set the values.
         """
@@ -168,30 +169,39 @@ class DistributionMethods(GraphMethods):
 
     def plan(
         self,
-        x: Any,
+        x: Any = None,
         y: PyTree = None,
         sample_weight: PyTree = None,
         distribution: Distribution | None = None,
         target: str | Target | None = None,
         *,
+        remat: str | None = None,
         compiles: bool = True,
         timeout_seconds: float = 600,
     ) -> PlanReport:
         """Report memory and communication of the train step for a batch, without running it; see `keras_dist.plan`.
 
         Args:
-            x: a batch of inputs: arrays or `jax.ShapeDtypeStruct`s, or a dict, list or tuple of them.
+            x: a batch of inputs: arrays or `jax.ShapeDtypeStruct`s, or a dict, list or tuple of them. By default the
+                batch is of the running or last `fit`.
             y: targets of the batch.
             sample_weight: weights of the batch.
             distribution: by default the distribution of the model.
-            target: the machine for which the report is made, such as `"v5p:4x4x4"`.
+            target: the machine for which the report is made, such as `"v5p:4x4x4"`; `"here"` for the devices of the
+                model, if their figures are known.
+            remat: replaces `remat` of `compile`.
             compiles: whether the step is compiled for the target.
             timeout_seconds: time limit of the compilation [s].
 
         Raises:
-            ModelError: the model is not compiled.
+            ModelError: the model is not compiled; or there is neither a batch nor a `fit`.
         """
         self._check_compiled("plan")
-        x = self._prepared(x)
-        options: Any = {"target": target, "compiles": compiles, "timeout_seconds": timeout_seconds}
-        return keras_dist.plan(self, (x, y, sample_weight), distribution, **options)
+        batch = self._runtime.batch if x is None else (self._prepared(x), y, sample_weight)
+        if batch is None:
+            fix = "model.plan(x, y), or model.plan() after fit"
+            raise ModelError("plan needs a batch", given="x=None, before the first fit", fix=fix)
+        if target == "here":
+            target = keras_dist.planner.target_of(self.distribution.device_mesh.backend_mesh.devices.flat)
+        options: Any = {"target": target, "remat": remat, "compiles": compiles, "timeout_seconds": timeout_seconds}
+        return keras_dist.plan(self, batch, distribution, **options)

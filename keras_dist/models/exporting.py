@@ -1,4 +1,4 @@
-"""A model as a program that runs without its code."""
+"""Export of a model as a program that runs without its code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def export(
     batch_size: int | None,
     platforms: str | Sequence[str] | None,
 ) -> None:
-    """Write what `predict` computes as a program that runs without the model's code; see `Model.export`."""
+    """Write the computation of `predict` as a program that runs without the model code; see `Model.export`."""
     place = check_path("filepath", filepath, "exported")
     if is_elsewhere(place):
         given = "a path in a bucket or of another kind of storage"

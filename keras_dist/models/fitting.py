@@ -1,9 +1,8 @@
-"""Arguments of fit, evaluate and predict: from data to batches, epochs and callbacks."""
+"""Conversion of the arguments of `fit`, `evaluate` and `predict` to batches, epochs and callbacks."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import jax
 
 from keras_dist import random
 from keras_dist._support.arguments import check_int, check_number, check_option, is_int
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import PyTree
 from keras_dist.callbacks import Callback, CallbackList, History
 from keras_dist.config.settings import limited, max_epochs, max_steps_per_epoch
@@ -18,9 +18,8 @@ from keras_dist.data.adapters import Source, is_data_set, source_of, unpack_or_i
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import BatchKeys
 from keras_dist.data.batching import Batching, Streaming, Validation
-from keras_dist.data.conversion import OF_BATCHES, are_batches, check_batch_size, weights_of_classes
+from keras_dist.data.conversion import OF_BATCHES, Arrays, are_batches, check_batch_size, weights_of_classes
 from keras_dist.data.streams import StreamSource
-from keras_dist.distribution import lint
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.training.loop import Mode
 from keras_dist.training.step import ModuleCall
@@ -34,7 +33,7 @@ Examples = Batching | Streaming
 def batching(
     source: Source, batch_size: Any, steps: Any, size_argument: str = "batch_size", steps_argument: str = "steps"
 ) -> Batching | Streaming:
-    """Batch a source; `batch_size` is 32 by default, or divides the examples into `steps` batches."""
+    """Divide a source into batches of `batch_size`, 32 by default, or into `steps` batches."""
     if steps is not None:
         steps = check_steps(steps_argument, steps)
     if isinstance(source, StreamSource):
@@ -43,7 +42,7 @@ def batching(
             fix = f"leave out {size_argument}, or let the source make larger or smaller batches"
             error = DataError(f"`{size_argument}` cannot be given beside batches", given=given, fix=fix)
             # Keras ignores it; its guides pass it with a PyDataset and a DataLoader of torch
-            warnings.warn(f"{error}; it is ignored", stacklevel=lint.frames_inside())
+            warn(f"{error}; it is ignored")
         return Streaming(source, limited(steps_argument, steps, max_steps_per_epoch()), steps_argument)
     default = 32 if steps is None else -(-source.length // steps)
     batch_size = check_batch_size(batch_size, size_argument, default)
@@ -53,7 +52,7 @@ def batching(
 
 
 def source(model: Trainer, x: Any, y: PyTree = None, sample_weight: PyTree = None, only_inputs: bool = False) -> Source:
-    """Return the source of examples; inputs are transformed by the model's layers on the host."""
+    """Return the source of examples, with inputs transformed by the model's host layers."""
     return source_of(x, y, sample_weight, prepare=prepare_of(model), keys=keys_of(model, only_inputs))
 
 
@@ -66,7 +65,7 @@ def keys_of(model: Trainer, only_inputs: bool = False) -> BatchKeys | None:
 def arrays_of_batch(
     model: Trainer, x: PyTree, y: PyTree = None, sample_weight: PyTree = None, only_inputs: bool = False
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """Return inputs of the compiled part of the model, targets and weights of a batch."""
+    """Return the inputs of the compiled part of the model, the targets and the weights of a batch."""
     keys = keys_of(model, only_inputs)
     if keys is not None and y is None and sample_weight is None:
         x, y, sample_weight = unpack_or_inputs(x, keys, "the batch")
@@ -74,7 +73,7 @@ def arrays_of_batch(
 
 
 def prepare_of(model: Trainer) -> Callable[[PyTree], PyTree] | None:
-    """Return the transformation of inputs by the model's layers on the host; None without such layers."""
+    """Return the transformation of inputs by the model's host layers; None without host layers."""
     return model._prepared if model._has_host_part else None
 
 
@@ -86,8 +85,7 @@ def training_sources(
     validation_data: Any,
 ) -> tuple[Source, Source | None]:
     """Return the examples for training and for validation."""
-    wrong = "is not a part of the examples"
-    check_number("validation_split", validation_split, 0, below=1, wrong=wrong, example=0.2, error=DataError)
+    check_number("validation_split", validation_split, 0, below=1, example=0.2, error=DataError)
     examples, validation = source(model, *arrays), None
     if validation_data is not None:
         inputs = None if model._graph is None else len(jax.tree.leaves(model._graph.inputs))
@@ -98,7 +96,7 @@ def training_sources(
 
 
 def weighted_by_class(source: Source, class_weight: Mapping[int, float] | None) -> Any:
-    """Return the source with weights of classes multiplied into the weights of examples."""
+    """Return the source with example weights multiplied by class weights."""
     if class_weight is None:
         return source
     if isinstance(source, StreamSource):
@@ -166,7 +164,7 @@ def _not_in_memory(argument: str, source: Source) -> DataError:
 
 
 def checked_seed(model: Trainer, mode: Mode, seed: Any, call: ModuleCall | None = None) -> int | None:
-    """Return `seed`; raise unless the step of this mode draws from the `rngs` of a call."""
+    """Return `seed`; raise if the step of this mode draws nothing from the `rngs` of a call."""
     if seed is None:
         return None
     source = model._runtime.source
@@ -198,20 +196,27 @@ def callback_list(
     return callbacks
 
 
+def shapes_of_batch(examples: Examples, processes: int) -> Arrays:
+    """Return the shapes of a batch of training examples that each of these processes has."""
+    like = examples.source.like
+    rows = examples.batch_size if isinstance(examples, Batching) else len(jax.tree.leaves(like)[0])
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows * processes, *leaf.shape[1:]), leaf.dtype), like)
+
+
 def keras_result(values: dict[str, float], return_dict: bool) -> Any:
-    """Return logs as Keras does: a dict, the only value, or a list."""
+    """Return logs in the form of Keras: a dict, a single value, or a list."""
     if return_dict:
         return values
     return next(iter(values.values())) if len(values) == 1 else list(values.values())
 
 
 def check_steps(argument: str, value: Any, alternative: str = "None") -> int:
-    """Return a number of steps."""
-    return check_int(argument, value, 1, wrong="is not a number of steps", alternative=alternative, example=10)
+    """Check and return a number of steps."""
+    return check_int(argument, value, 1, alternative=alternative, example=10)
 
 
 def epoch_range(initial_epoch: Any, epochs: Any) -> range:
-    """Return the numbers of the epochs from `initial_epoch` to `epochs`."""
-    first = check_int("initial_epoch", initial_epoch, 0, wrong="is not a number of epochs")
-    last = check_int("epochs", epochs, 0, wrong="is not a number of epochs", example=3)
+    """Return the range of epochs from `initial_epoch` to `epochs`."""
+    first = check_int("initial_epoch", initial_epoch, 0)
+    last = check_int("epochs", epochs, 0, example=3)
     return range(first, limited("epochs", last, max_epochs()))

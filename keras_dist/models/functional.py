@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import PyTree
-from keras_dist.distribution import lint
 from keras_dist.errors import ModelError, did_you_mean, shorten, with_type
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.layers.host_layer import as_rows
@@ -33,7 +32,7 @@ Place = tuple[str, int, int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
+class GraphStep:
     """A layer or operation of a graph, with a unique name and its calls in order; inputs have no calls."""
 
     name: str
@@ -76,7 +75,7 @@ class Graph:
 
     @functools.cached_property
     def on_devices(self) -> Graph:
-        """The part that runs on devices; its inputs are the outputs of the host part: a list, or one tensor."""
+        """The part that runs on devices; its inputs are the outputs of the host part: a list or one tensor."""
         if not self.host_nodes:
             return self
         nodes = tuple(node for node in self.nodes if not runs_on_host(node.operation))
@@ -105,7 +104,7 @@ class Graph:
         return values
 
     def run(self, members: Mapping[str, Callable[..., PyTree]], inputs: PyTree) -> PyTree:
-        """Return the outputs for the inputs in the structure of the model's outputs; a list of one is unwrapped."""
+        """Return the outputs in the structure of the model's outputs; a list of one output is unwrapped."""
         values: dict[int, Any] = dict(zip(map(id, self.specs), self._arranged(inputs), strict=True))
         for node in self.nodes:
             is_layer = not isinstance(node.operation, Operation)
@@ -117,16 +116,16 @@ class Graph:
         return outputs[0] if isinstance(outputs, list | tuple) and len(outputs) == 1 else outputs
 
     def structured(self, outputs: PyTree) -> PyTree:
-        """Arrange values for the outputs in the structure in which they were given, lists of one included."""
+        """Arrange output values in the structure in which the outputs were given."""
         return jax.tree.unflatten(jax.tree.structure(self.outputs), jax.tree.leaves(outputs, is_leaf=_is_shape))
 
     @property
     def starts(self) -> list[Any]:
-        """The input layers; new ones for inputs in the middle of another graph."""
+        """The input layers; new ones for inputs that another graph computes."""
         return [step.operation for step in self.steps[: len(self.specs)]]
 
     @functools.cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[GraphStep, ...]:
         """The inputs, then layers and operations in the order of their first calls."""
         calls: dict[int, list[Node]] = {}
         for node in self.nodes:
@@ -135,18 +134,18 @@ class Graph:
         steps = []
         for tensor in self.specs:
             layer = _input_layer(tensor)
-            steps.append(Step(free_name(layer.name, taken), layer, ()))
+            steps.append(GraphStep(free_name(layer.name, taken), layer, ()))
             taken.add(steps[-1].name)
         for nodes in calls.values():
             operation = nodes[0].operation
             name = self.names.get(id(operation)) or free_name(operation.name, taken)
-            steps.append(Step(name, operation, tuple(nodes)))
+            steps.append(GraphStep(name, operation, tuple(nodes)))
             taken.add(name)
         return tuple(steps)
 
     @functools.cached_property
     def places(self) -> dict[int, Place]:
-        """The origin of each tensor, by id."""
+        """The origin of each tensor by its id: layer name, call index, output index."""
         starts = self.steps[: len(self.specs)]
         places = {id(tensor): (step.name, 0, 0) for tensor, step in zip(self.specs, starts, strict=True)}
         for step in self.steps:
@@ -200,10 +199,9 @@ class Graph:
         if structure not in self._warned_of:
             self._warned_of.add(structure)
             given = f"a dict with {[*inputs]}" if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}"
-            warnings.warn(
+            warn(
                 "The structure of `inputs` doesn't match the expected structure: "
-                f"given {given}, expected a dict with {[*self.inputs]}; pass such a dict",
-                stacklevel=lint.frames_inside(),
+                f"given {given}, expected a dict with {[*self.inputs]}; pass such a dict"
             )
 
     def _matched(self, wanted: PyTree, given: PyTree, place: str) -> Iterator[tuple[int, Any]]:
@@ -241,7 +239,7 @@ class Graph:
 
 
 def replaced(tree: PyTree, values: Mapping[int, Any]) -> PyTree:
-    """Replace symbolic tensors in `tree` by values, given by id; others stay."""
+    """Replace symbolic tensors in `tree` by values with the same ids; keep other leaves."""
     return jax.tree.map(lambda leaf: values.get(id(leaf), leaf) if isinstance(leaf, KerasTensor) else leaf, tree)
 
 
@@ -265,7 +263,7 @@ def input_layers(inputs: PyTree) -> list[InputLayer]:
 
 
 def nodes_between(inputs: PyTree, outputs: PyTree) -> tuple[Node, ...]:
-    """Return the calls that lead from inputs to outputs, in the order in which they were made."""
+    """Return the calls between inputs and outputs, in the order of their creation."""
     known = {id(tensor) for tensor in _leaves("inputs", inputs)}
     found: dict[int, Node] = {}
     waiting = [(tensor, tensor, "") for tensor in _leaves("outputs", outputs)]

@@ -21,7 +21,7 @@ class GraphMethods(AdapterMethods):
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers: in the graph of a functional model, in order; in the attributes of a subclass."""
+        """The layers: in the graph of a functional model, in order, or in the attributes of a subclass."""
         if self._graph is not None:
             return [*self._graph.starts, *layers_in(self._members)]
         return named_layers(self)
@@ -90,12 +90,12 @@ class GraphMethods(AdapterMethods):
 
     @property
     def input_shape(self) -> PyTree:
-        """The shape of the input of a functional model; a list of them where there are several."""
+        """The shape of the input of a functional model; a list of shapes for several inputs."""
         return _one_or_all([tensor.shape for tensor in self.inputs])
 
     @property
     def output_shape(self) -> PyTree:
-        """The shape of the output of a functional model; a list of them where there are several."""
+        """The shape of the output of a functional model; a list of shapes for several outputs."""
         return _one_or_all([tensor.shape for tensor in self.outputs])
 
     @property

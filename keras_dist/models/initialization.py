@@ -33,20 +33,20 @@ from keras_dist.layers.symbolic import fresh_copy
 from keras_dist.layers.weights import store_paths, walk
 from keras_dist.models.adoption import adopt, settle
 from keras_dist.models.build_configs import tensors_by_name
-from keras_dist.models.placing import (
+from keras_dist.models.model_distribution import (
     distribution_now,
     distribution_of_layers,
+    explaining_one_device,
     initial_state,
     place_of,
-    told_of_one_device,
 )
 from keras_dist.models.runtime import ModelRuntime
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
+from keras_dist.training.array_positions import positions_of
 from keras_dist.training.built_model import BuiltModel, describe
 from keras_dist.training.graph import ModuleGraph, trace_factory
 from keras_dist.training.naming import layers_below, named_layers, with_keras_paths
-from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 from keras_dist.training.trainable_flags import TrainableFlags
@@ -71,6 +71,7 @@ def built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if runtime.choices is not None:
             runtime.session.compile(runtime.choices)
         return runtime.session
+    model._check_same_trace(is_alone=True)
     if model._graph is not None:
         return create_weights(model, (model._graph.on_devices.inputs,), {})
     return create_weights(model, *_symbols_of_call(model, args, kwargs))
@@ -102,13 +103,13 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     chosen = current_distribution() if runtime.made_under is None else runtime.made_under
     seed, traced = random.next_seed(), _traced_layers(model, (args, kwargs), chosen)
     graph, distribution = traced.graph, traced.distribution
-    with told_of_one_device(is_placed=traced.is_placed):
+    with explaining_one_device(is_placed=traced.is_placed):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
     _check.get()(graph.specs)
     _check_meshes(model, plan)
     values = jax.tree.leaves(initial_state(plan, traced.init, seed, lambda: facts_of_config("model", model)))
     adopt(model, graph.described(), traced.built_with)
-    places = places_of(model, graph.parts)
+    places = positions_of(model, graph.parts)
     before = runtime.session_before
     if before is not None:
         before.cell.leave()
@@ -225,7 +226,9 @@ def _check_meshes(model: StepMethods, plan: LayoutPlan) -> None:
         cells = variable.keepers if isinstance(variable, Lendable) else []
         cells = [cell for cell in cells if before is None or cell is not before.cell]
         if cells and cells[0].mesh != plan.mesh:
-            summary = f"model {model.name!r} and {cells[0].owner} have layers in common, but are on different meshes"
+            name, other = f"model {model.name!r}", cells[0].owner
+            other = f"another {name}" if other == name else other
+            summary = f"{name} and {other} have layers in common, but are on different meshes"
             given = f"{tree_paths.join(tree_paths.visible(parts))!r} on mesh {plan.mesh}, and on {cells[0].mesh}"
             fix = "make both models under one distribution, or this one of a copy: keras_dist.models.clone_model(model)"
             raise DistributionError(summary, given=given, fix=fix)

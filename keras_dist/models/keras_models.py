@@ -1,4 +1,4 @@
-"""A model object of Keras as a module: its variables under their paths, called through `stateless_call`.
+"""A Keras model object as a module: its variables by path, called through `stateless_call`.
 
 The arrays of a Keras model stay on the host from `from_keras` on and change only in `to_keras`: on a device they would
 be whole, beside their shards.
@@ -31,11 +31,11 @@ _COMPILED = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics",
 
 
 class FrozenParam(nnx.Param):
-    """A weight that gradients would train, if its layer were not frozen."""
+    """A trainable weight in a frozen layer."""
 
 
 class KerasStatistic(nnx.Variable):
-    """A weight that gradients do not train, as a moving mean."""
+    """A weight that is not trained by gradients, such as a moving mean."""
 
 
 class KerasVariables(nnx.Module):
@@ -54,11 +54,11 @@ class KerasVariables(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KerasModel:
-    """A model object of Keras, and where its variables are in a module.
+    """A Keras model object, and the positions of its variables in a module.
 
     Attributes:
         model: the `keras.Model`. Its variables hold arrays of the host, not of a device.
-        places: its variables by the names that lead to them, in Keras's order.
+        places: variables by the names in their paths, in Keras's order.
     """
 
     model: Any
@@ -75,7 +75,7 @@ class KerasModel:
         return getattr(self.model, "output_names", None)
 
     def module(self) -> KerasVariables:
-        """The variables as an NNX module, with the values that the Keras model has."""
+        """Return the variables as an NNX module, with the values in the Keras model."""
         weights = {id(variable) for layer in _layers_in(self.model) for variable in layer._trainable_variables}
         tree: dict[str, Any] = {}
         for parts, variable in self.places.items():
@@ -87,7 +87,7 @@ class KerasModel:
         return KerasVariables(tree)
 
     def call(self, module: KerasVariables, x: PyTree, training: bool, rngs: nnx.Rngs) -> PyTree:
-        """Call the Keras model with the values in a module, which has those after the call then."""
+        """Call the Keras model with the values in a module, and store the updated values there."""
         del rngs  # Keras keeps the states of random generators in variables
         model = self.model
         values = {id(variable): module.variable(parts) for parts, variable in self.places.items()}
@@ -106,10 +106,10 @@ class KerasModel:
         return outputs
 
     def compile_arguments(self) -> dict[str, Any]:
-        """Return what the Keras model was compiled with, as objects of keras_dist of the same names.
+        """Return the Keras model's arguments of `compile`, as objects of keras_dist of the same names.
 
         Raises:
-            ModelError: it was not compiled, or with what is known to Keras alone.
+            ModelError: the Keras model is not compiled, or compiled with objects that only Keras has.
         """
         try:
             config = self.model.get_compile_config()
@@ -125,17 +125,17 @@ class KerasModel:
         return found
 
     def take(self, path: str, value: np.ndarray) -> None:
-        """Set the variable of this path."""
+        """Set the variable at this path."""
         _set(self.places[tuple(path.split("/"))], value)
 
 
 def adopt(model: Any) -> KerasModel:
-    """Take a model object of Keras over, whose variables hold copies of their values on the host from now on.
+    """Adopt a Keras model object; its variables then hold host copies of their values.
 
     So no device holds a whole copy beside the shards that are made of it.
 
     Raises:
-        ModelError: it is not a model of Keras, runs on another backend, is not built, or was made under a
+        ModelError: the object is not a model of Keras, runs on another backend, is not built, or was made under a
             distribution of Keras.
     """
     _check(model)
@@ -145,7 +145,7 @@ def adopt(model: Any) -> KerasModel:
 
 
 def added_loss(module: Any, batch: Batch, y_pred: PyTree, training: bool) -> jax.Array:
-    """Return the loss of `compile` plus what layers and regularizers of the Keras model have added in this call."""
+    """Return the loss of `compile` plus the losses of layers and regularizers added in this call."""
     del module, training
     context = call_context.current()
     if context is None or context.compiled_loss is None:
@@ -217,7 +217,7 @@ def _as_nnx(variable: Any, is_weight: bool) -> nnx.Variable:
 
 
 def is_trained(path: Any, variable: Any) -> bool:
-    """Return whether a variable is trained: a filter of NNX."""
+    """Return whether a variable is trained; an NNX filter."""
     del path
     return isinstance(variable, nnx.Param) and not isinstance(variable, FrozenParam)
 

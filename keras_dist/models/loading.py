@@ -1,4 +1,4 @@
-"""`load_model` and `model_from_json`: what `model.save` and `model.to_json` have written as a model again."""
+"""`load_model` and `model_from_json`: models from the files and JSON of `model.save` and `model.to_json`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from keras_dist.models.initialization import weights_checked
 from keras_dist.models.model import Model
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
 from keras_dist.saving.buckets import in_bucket
+from keras_dist.saving.shared_objects import one_config_read
 from keras_dist.storage.array_store import retried
 from keras_dist.storage.keras_archives import is_keras_folder
 from keras_dist.storage.keras_configs import from_keras
-from keras_dist.storage.keras_files import Check, Description, config_read, load_keras
+from keras_dist.storage.keras_files import OF_CONFIG, Check, Description, config_read, load_keras
 from keras_dist.storage.legacy_files import load_legacy
 from keras_dist.storage.load_report import LoadReport
-from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY, check_shapes, noted_of, restore
+from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY, check_shapes, restore, seed_and_fits
 from keras_dist.storage.save_formats import archive_path, legacy_path, model_folder
 from keras_dist.storage.weights_files import files_of_others
 from keras_dist.training.built_model import BuiltModel
@@ -45,30 +46,29 @@ def load_model(
     call: ModuleCall | None = None,
     trainable: Trainable = None,
 ) -> Model:
-    """Load a model that `model.save` or Keras wrote, each weight in the layout that the distribution gives it.
+    """Load a model that `model.save` or Keras wrote, with each weight in its layout of the distribution.
 
-    Of a `.keras` file each device reads its part of each array. Files are checked before they are read. No code in the
+    Each device reads its shard of each array in a `.keras` file. Files are checked before they are read. No code in the
     files runs.
 
     Args:
-        filepath: the folder, or a `.keras` file, or a folder with what is in one, or an `.h5` file of Keras 2.
-        custom_objects: classes and functions by name, beside the registered ones.
-        compile: whether it is compiled as it was, with the state of its optimizer.
-        safe_mode: as in Keras; not used, since lambdas are refused either way: give the function of a layer `Lambda`
-            by the name of the layer in `custom_objects`.
-        distribution: the distribution of the model; by default the current one, whatever it was when saved.
-        factory: for a model of `from_nnx` what made its module, `factory(rngs=rngs)`.
-        call: for a model of `from_nnx` how its module is called.
-        trainable: for a model of `from_nnx` which variables are trained.
+        filepath: path of a folder, a `.keras` archive, an unzipped archive, or an `.h5` file of Keras 2.
+        custom_objects: classes and functions by name, in addition to registered ones.
+        compile: whether to compile the model as it was saved, with the state of its optimizer.
+        safe_mode: unused, since lambdas are always refused. To load a layer `Lambda`, pass its function under the name
+            of the layer in `custom_objects`.
+        distribution: the distribution of the model; by default the current one.
+        factory: factory of the module of a `from_nnx` model, `factory(rngs=rngs)`.
+        call: the `call` of a `from_nnx` model.
+        trainable: the `trainable` of a `from_nnx` model.
 
     Raises:
-        ModelError: the file is not a model; or it is a file of Keras that is damaged, or whose arrays do not match its
-            config.
-        CheckpointError: the folder is damaged, or not a model; `factory` is missing for a model of `from_nnx`, or given
-            for another; or its variables do not match the factory or the config. No variables are created then.
-        ConfigError: it names a class or function that is not registered, or holds a lambda; or a file of
-            Keras describes a model that is far larger than the arrays in it.
-        LayoutError: the layout rules cannot be applied to it.
+        ModelError: the file is not a model; or a file of Keras is damaged, or its arrays do not match its config.
+        CheckpointError: the folder is missing, damaged or not a model; `factory` is missing for a `from_nnx` model, or
+            given for another model; or the variables do not match the factory or the config. No variables are created.
+        ConfigError: the config contains an unregistered class or function, or a lambda; or a file of Keras describes a
+            model that is far larger than its arrays.
+        LayoutError: the layout rules cannot be applied to the model.
     """
     del safe_mode
     scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -102,7 +102,8 @@ def _made(description: Description, check: Check) -> tuple[Model, BuiltModel]:
 
 
 def _of_config(config: Any) -> Model:
-    model = deserialize_keras_object(config, {"Functional": Model})
+    with one_config_read():
+        model = deserialize_keras_object(config, {"Functional": Model})
     if not isinstance(model, Model):
         raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
     return model
@@ -119,7 +120,7 @@ def _load_stored(stored: Stored, compile: bool, make: Callable[..., Model] | Non
         with _reading(stored, POLICY):
             stack.enter_context(under_policy(_policy_of(stored)))
         if make is not None:
-            model = make(seed=noted_of(stored)[0])
+            model = make(seed=seed_and_fits(stored)[0])
         else:
             stack.enter_context(weights_checked(functools.partial(check_shapes, stored)))
             config = stored.document(CONFIG)
@@ -146,8 +147,8 @@ def save_model(
     Args:
         model: the model.
         filepath: a folder, or a file that ends in `.keras` or `.h5`.
-        overwrite: whether what is there is replaced.
-        zipped: False for a folder with the files that a `.keras` file has in it.
+        overwrite: whether to replace an existing file or folder.
+        zipped: False for a folder with the members of a `.keras` archive.
         **options: further arguments of `Model.save`.
 
     Raises:
@@ -168,8 +169,8 @@ def save_weights(
     Args:
         model: the model.
         filepath: path of a file or a folder; its suffix determines the format.
-        overwrite: whether what is there is replaced.
-        max_shard_size: in GB; more weights go to several files.
+        overwrite: whether to replace an existing file or folder.
+        max_shard_size: largest size of a file [GB]; larger weights are split into several files.
         **options: further arguments of `Model.save_weights`.
 
     Source: `keras.saving.save_weights`.
@@ -180,12 +181,12 @@ def save_weights(
 def load_weights(
     model: Model, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **options: Any
 ) -> LoadReport:
-    """Load the weights of a model, and return what was set; see `Model.load_weights`.
+    """Load the weights of a model, and return a report; see `Model.load_weights`.
 
     Args:
         model: the model.
         filepath: path of a file or a folder.
-        skip_mismatch: whether what does not fit is left out.
+        skip_mismatch: whether to skip weights that do not match.
         **options: further arguments of `Model.load_weights`.
 
     Source: `keras.saving.load_weights`.
@@ -194,14 +195,14 @@ def load_weights(
 
 
 def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None = None) -> Model:
-    """Make a model from what `model.to_json()` returned, with new weights on the current distribution.
+    """Create a model from the result of `model.to_json()`, with new weights on the current distribution.
 
     Args:
-        json_string: JSON, from here or from Keras.
-        custom_objects: classes and functions by name, beside the registered ones.
+        json_string: JSON of keras_dist or Keras.
+        custom_objects: classes and functions by name, in addition to registered ones.
 
     Raises:
-        ConfigError: it is not JSON, is damaged, or names a class or function that is not registered.
+        ConfigError: the text is not JSON, is damaged, or contains an unregistered class or function.
     """
     try:
         config = json.loads(json_string)
@@ -209,7 +210,8 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
         fix = "to read a file: model_from_json(pathlib.Path(name).read_text())"
         raise ConfigError("model_from_json: `json_string` must be JSON", given=shorten(json_string), fix=fix) from error
     objects = {"Functional": Model, **(custom_objects or {})}
-    model = deserialize_keras_object(from_keras(config), objects)
+    with one_config_read():
+        model = deserialize_keras_object(from_keras(config), objects)
     if not isinstance(model, Model):
         fix = "for other objects: saving.deserialize_keras_object(json.loads(...))"
         raise ConfigError("model_from_json: `json_string` must describe a model", given=shorten(json_string), fix=fix)
@@ -217,7 +219,7 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
 
 
 def _policy_of(stored: Stored) -> str | dict[str, Any] | None:
-    """The dtype policy under which a model that is stored was made; None if nothing is noted of it."""
+    """The dtype policy under which a model that is stored was made; None if nothing is recorded of it."""
     policy = stored.document(POLICY) if stored.has(POLICY) else None
     if policy is not None and not isinstance(policy, str | dict):
         raise stored.unreadable(POLICY, shorten(policy))
@@ -225,8 +227,9 @@ def _policy_of(stored: Stored) -> str | dict[str, Any] | None:
 
 
 def _reading(stored: Stored, document: str) -> contextlib.AbstractContextManager[None]:
-    """Make what a constructor or `compile` says of odd values in a document the error of that document."""
-    return config_read(f"in {document}.json in {str(stored.folder)!r}", functools.partial(stored.unreadable, document))
+    """Enter a context in which errors of constructors and `compile` over values in a document name the document."""
+    unreadable = functools.partial(stored.unreadable, document, fix=OF_CONFIG)
+    return config_read(f"in {document}.json in {str(stored.folder)!r}", unreadable)
 
 
 def _path_of_keras(filepath: str | os.PathLike[str]) -> pathlib.Path | None:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from keras_dist._support.arguments import check_int
+from keras_dist._support.arguments import check_int, names_unknown_keywords
 from keras_dist._support.array_operators import values_in
 from keras_dist._support.text_tables import render
 from keras_dist._support.types import DTypeLike, PyTree
@@ -146,7 +146,7 @@ class Model(DistributionMethods):
         seed: int | None = None,
         dtype: DTypeLike | DTypePolicy | None = None,
     ) -> Model:
-        """Make a model from any `flax.nnx.Module`, on the current distribution, by default on the first device.
+        """Create a model from any `flax.nnx.Module`, on the current distribution, by default on the first device.
 
         Under a mixed policy, steps cast floating inputs and parameters (`nnx.Param`) to half precision. Values,
         gradients, slots, statistics, outputs, losses and metrics stay float32. Each module that owns parameters casts
@@ -187,7 +187,7 @@ class Model(DistributionMethods):
 
     @classmethod
     def from_keras(cls, model: Any, *, seed: int | None = None) -> Model:
-        """Make a model from a Keras model object, on the current distribution, by default on the first device.
+        """Create a model from a Keras model object, on the current distribution, by default on the first device.
 
         Any built `keras.Model` on Keras's JAX backend is accepted: functional, `Sequential`, subclassed, of KerasHub.
         It is called through its `stateless_call`. Layout rules match Keras's `variable.path`. Losses of layers and
@@ -220,7 +220,7 @@ class Model(DistributionMethods):
         return self
 
     def to_keras(self) -> Any:
-        """Write the weights into the Keras model object that was passed to `from_keras`, and return it.
+        """Write the weights to the Keras model object that was passed to `from_keras`, and return this object.
 
         Its `predict`, `evaluate` and `save` then use them. It keeps them until the next call of `to_keras`. The
         variables are gathered on the host one at a time. The state of the optimizer is not written. In a job all
@@ -239,7 +239,7 @@ class Model(DistributionMethods):
         return source.model
 
     def build(self, input_shape: PyTree = None) -> None:
-        """Create the weights for inputs of this shape, the batch dim included.
+        """Create the weights for inputs of this shape, including the batch dim.
 
         Args:
             input_shape: one shape, or a list or dict of shapes; None for a model that knows its inputs.
@@ -288,12 +288,13 @@ class Model(DistributionMethods):
         return self._with_weights(*args, **kwargs).call(args, kwargs)
 
     def compute_output_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """Return the shapes of the outputs for inputs of this shape, the batch dim included."""
+        """Return the shapes of the outputs for inputs of this shape, including the batch dim."""
         shapes = super().compute_output_shape(*args, **kwargs)
         return shapes if self._graph is None else self._graph.structured(shapes)
 
     compute_output_shape.is_default = True  # type: ignore[attr-defined]
 
+    @names_unknown_keywords
     def summary(
         self,
         line_length: int | None = None,
@@ -325,8 +326,7 @@ class Model(DistributionMethods):
         """
         del positions
         if line_length is not None:
-            wrong = "is not the width of a table"
-            check_int("line_length", line_length, 40, wrong=wrong, alternative="None", example=120)
+            check_int("line_length", line_length, 40, alternative="None", example=120)
         table = summary_table(self, expand_nested, show_trainable, layer_range)
         if print_fn is not None:
             print_fn(render(table, line_length=line_length))

@@ -21,7 +21,7 @@ from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.layers.other_frameworks import check_is_no_function, check_is_ours
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.keras_models import KerasModel, added_loss, is_trained
-from keras_dist.models.placing import distribution_now, initial_state, place_of
+from keras_dist.models.model_distribution import distribution_now, initial_state, place_of
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
 from keras_dist.training.state_cell import StateCell

@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_dist._support.types import PyTree
 from keras_dist.callbacks import History
+from keras_dist.data.conversion import Arrays
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.layers.runtime import LayerRuntime
 from keras_dist.models.keras_models import KerasModel
@@ -37,6 +38,7 @@ class ModelRuntime(LayerRuntime):
     source: ModuleSource | None = None  # of a `from_nnx` or `from_keras` model
     choices: CompileConfig | None = None
     history: History | None = None  # of the last `fit`
+    batch: Arrays | None = None  # shapes of its batches
     made_under: Distribution | None = None  # current when the model was made, or set by `redistribute`
     built_for: PyTree = None  # symbolic tensors for which the weights were created, if that is one argument
     built_by_name: dict[str, PyTree] = dataclasses.field(default_factory=dict[str, PyTree])  # by argument, if several

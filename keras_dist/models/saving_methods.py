@@ -1,4 +1,4 @@
-"""`SavingMethods`: a model as a config, in files, as a program, and copied."""
+"""`SavingMethods`: configs, files, exported programs and copies of a model."""
 
 from __future__ import annotations
 
@@ -8,25 +8,20 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
-from keras_dist._support.arguments import check_flag
+from keras_dist._support.arguments import check_flag, names_unknown_keywords
 from keras_dist._support.types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.errors import ModelError
 from keras_dist.models.build_configs import build_as, written_build
-from keras_dist.models.config import (
-    check_described,
-    graph_config,
-    is_of_graph,
-    one_config,
-    with_graph,
-    written_argument,
-)
+from keras_dist.models.config import check_described, graph_config, is_of_graph, with_graph, written_argument
 from keras_dist.models.copying import copied, reduced
 from keras_dist.models.describing import described, documents_of
 from keras_dist.models.exporting import FORMAT, export
 from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.trainer import Trainer
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.regular_files import explaining_missing
+from keras_dist.saving.shared_objects import one_config_read, one_config_written
 from keras_dist.storage.array_store import retried
 from keras_dist.storage.keras_files import save_keras
 from keras_dist.storage.keras_weights import load_h5_weights, save_h5_weights
@@ -61,14 +56,15 @@ class SavingMethods(Trainer):
         """Set the variables whose paths are in nested dicts, such as `get_state_tree` returns.
 
         Args:
-            state_tree: kinds of variables, and below them values by paths; what it leaves out stays as it is, and
-                paths that the model does not have count for nothing.
+            state_tree: values by kind of variable, then by path. Variables without a value stay unchanged; paths that
+                the model does not have are ignored.
 
         Raises:
-            ModelError: it names another kind.
+            ModelError: `state_tree` contains another kind.
         """
         set_state_tree_of(self, state_tree)
 
+    @names_unknown_keywords
     def save_weights(
         self,
         filepath: str | os.PathLike[str],
@@ -80,7 +76,7 @@ class SavingMethods(Trainer):
         dtype: Any = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save the weights in a safetensors file under their paths, or in several files if they are large.
+        """Save the weights by path in a safetensors file, or in several files if they are large.
 
         An existing file stays whole until the new one is complete. In a job of several processes all must call: the
         first one writes, the others wait and raise the same errors. The keys of random streams and the optimizer's
@@ -150,6 +146,7 @@ class SavingMethods(Trainer):
             check_no_map("save_weights", path, weight_map, dtype=dtype, config=config)
             save_h5_weights(self, session, path, overwrite, checked_size(max_shard_size), objects_to_skip or ())
 
+    @names_unknown_keywords
     def load_weights(
         self,
         filepath: str | os.PathLike[str],
@@ -160,7 +157,7 @@ class SavingMethods(Trainer):
         by_name: bool = False,
         objects_to_skip: Sequence[Any] | None = None,
     ) -> LoadReport:
-        r"""Load weights that `save_weights` or another program wrote. They count from the next step on.
+        r"""Load weights that `save_weights` or another program wrote. They apply from the next step.
 
         The model keeps its layouts and element types, so the file may come from another mesh. Only
         the parts that devices of this process hold are copied, after checksums are compared. Files of other programs
@@ -211,19 +208,21 @@ class SavingMethods(Trainer):
         check_fits_form(path, filepath, by_name, objects_to_skip)
         if path is None:
             options = (strict, weight_map, merged_weights(self, session))
-            return retried(lambda: load_weights(self.name, session, self.weights, filepath, *options))
+            with explaining_missing("load_weights", filepath):
+                return retried(lambda: load_weights(self.name, session, self.weights, filepath, *options))
         check_no_map("load_weights", path, weight_map)
-        return load_h5_weights(self, session, path, strict, by_name, objects_to_skip or ())
+        with explaining_missing("load_weights", filepath):
+            return load_h5_weights(self, session, path, strict, by_name, objects_to_skip or ())
 
     def get_config(self) -> dict[str, Any]:
         """Return the model without its weights as plain values that JSON can represent.
 
-        Of a functional model these are its layers and calls, as in Keras; of others the arguments of the
-        constructor. Explicit layouts are lists of axes. Subclasses must be registered to be read again; one whose
-        constructor takes more than plain values overrides `get_config` and `from_config`.
+        The config of a functional model contains its layers and calls, as in Keras; for other models it contains the
+        arguments of the constructor. Explicit layouts are lists of axes. `from_config` finds registered subclasses. A
+        subclass whose constructor takes more than plain values overrides `get_config` and `from_config`.
 
         Raises:
-            ConfigError: a layer or an argument cannot be written down.
+            ConfigError: a layer or an argument cannot be serialized.
 
         Example:
             >>> import keras_dist as kd
@@ -238,23 +237,24 @@ class SavingMethods(Trainer):
         """
         if not is_of_graph(self):
             check_described(self)
-            return super().get_config()
+            with one_config_written():
+                return super().get_config()
         return graph_config(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
-        """Make a model from what `get_config` returned, with new weights on the current distribution.
+        """Create a model from the result of `get_config`, with new weights on the current distribution.
 
         Args:
             config: plain values.
-            custom_objects: classes and functions by name, beside the registered ones.
+            custom_objects: classes and functions by name, in addition to registered ones.
 
         Raises:
             ConfigError: the config is damaged, or names a class or function that is not registered.
 
         Source: `keras.Model.from_config`.
         """
-        with custom_object_scope(custom_objects), one_config():
+        with custom_object_scope(custom_objects), one_config_read():
             return super().from_config(with_graph(cls, config))
 
     def to_json(self, **kwargs: Any) -> str:
@@ -264,21 +264,22 @@ class SavingMethods(Trainer):
             **kwargs: arguments of `json.dumps`.
 
         Raises:
-            ConfigError: a layer or an argument cannot be written down.
+            ConfigError: a layer or an argument cannot be serialized.
 
         Source: `keras.Model.to_json`.
         """
-        return json.dumps(serialize_keras_object(self), **kwargs)
+        with one_config_written():
+            return json.dumps(serialize_keras_object(self), **kwargs)
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Return what `build_from_config` needs to create the weights; None if there are none or nothing is needed.
+        """Return the argument of `build_from_config`; None if there are no weights or it needs none.
 
         Source: `keras.Layer.get_build_config`.
         """
         return written_build(self)
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
-        """Create the weights for inputs that `get_build_config` has described.
+        """Create the weights for the inputs that `get_build_config` described.
 
         Source: `keras.Layer.build_from_config`.
         """
@@ -298,7 +299,7 @@ class SavingMethods(Trainer):
         return {name: written_argument(name, value) for name, value in arguments.items()}
 
     def compile_from_config(self, config: Mapping[str, Any]) -> None:
-        """Compile the model with what `get_compile_config` returned.
+        """Compile the model with the result of `get_compile_config`.
 
         Raises:
             ConfigError: the config names a class or function that is not registered.
@@ -318,38 +319,39 @@ class SavingMethods(Trainer):
         save_format: str | None = None,
         **unknown: Any,
     ) -> None:
-        """Save the model in a folder: config, weights, optimizer state, arguments of `compile`, layouts and versions.
+        """Save the model in a folder: config, weights, optimizer state, arguments of `compile`, layouts, versions.
 
-        The folder is there whole or not at all; one that exists stays until the new one is. `load_model` reads it, on
-        any mesh. Where there are several processes, all must call. A model of `from_nnx` has no config: its factory is
-        given to `load_model` again.
+        The save is atomic: an existing folder is replaced once the new one is complete. `load_model` reads it on any
+        mesh. In a job all processes must call it. A model of `from_nnx` has no config: pass its factory to
+        `load_model`.
 
-        A path that ends in `.keras` makes a file instead, which Keras reads too, with the state of the optimizer if
-        Keras has that optimizer. What only keras_dist has, such as layouts and random streams, is kept in parts of the
-        file that Keras ignores. The first process writes it, one array after the other. It needs the extra `h5`. A path
-        that ends in `.h5` or `.hdf5` makes a file in the legacy format of Keras 2, of functional models and Sequential
-        models with known inputs; it warns that layouts, dtype policies and random streams are not saved.
+        A path that ends in `.keras` creates an archive that Keras can load, with the optimizer state if Keras has the
+        optimizer. Layouts, random streams and other additions of keras_dist are stored in parts that Keras ignores. The
+        first process writes the archive, one array after another. This needs the extra `h5`.
+
+        A path that ends in `.h5` or `.hdf5` creates a file in the format of Keras 2, for functional models and
+        `Sequential` models with known inputs. A warning says that layouts, dtype policies and random streams are not
+        saved.
 
         Args:
-            filepath: a folder, which is made; or one in a bucket, as `"gs://bucket/digits"`; or a file that ends in
-                `.keras`, or `.h5`.
-            overwrite: whether a model that is there is replaced. In a bucket it is deleted first, and is lost if the
-                save fails.
-            zipped: False for a folder with the files that a `.keras` file has in it, which Keras reads, too; the path
-                must not end in `.keras`.
-            include_optimizer: whether an `.h5` file keeps how the model was compiled, and the state of its optimizer.
+            filepath: path of a new folder, also in a bucket, `"gs://bucket/digits"`; or of a `.keras` or `.h5` file.
+            overwrite: whether to replace an existing model. In a bucket it is deleted first, and is lost if the save
+                fails.
+            zipped: False for a folder with the members of a `.keras` archive, which Keras can load; the path must not
+                end in `.keras`.
+            include_optimizer: whether an `.h5` file contains the arguments of `compile` and the optimizer state.
             save_format: ignored with a warning: the path determines the format.
-            **unknown: none.
+            **unknown: must be empty.
 
         Raises:
-            ConfigError: a layer or an argument of a constructor cannot be written down.
-            CheckpointError: the path cannot hold it, or it exists and is not to be replaced.
+            ConfigError: a layer or an argument of a constructor cannot be serialized.
+            CheckpointError: the path exists and `overwrite` is False, or it cannot become a folder.
             ModelError: the weights do not exist yet, the path has another suffix, an argument is unknown, or a file of
                 Keras would have to hold adapters of `enable_lora`.
-            OSError: it cannot be written.
+            OSError: a file cannot be written.
 
-        Differs from Keras: also folders, with a file of arrays for each device. What `compile` was given and cannot
-        be written down is left out, with a warning.
+        Differs from Keras: folders, with a file of arrays for each device. Arguments of `compile` that cannot be
+        serialized are left out, with a warning.
 
         Example:
             >>> import pathlib, tempfile
@@ -377,17 +379,17 @@ class SavingMethods(Trainer):
             save_keras(self, session, description, path, overwrite, form == "keras")
 
     def snapshot(self, *, with_config: bool = False) -> Snapshot:
-        """Return everything that is needed to continue training: weights, statistics, slots and random streams.
+        """Return the whole training state: weights, statistics, optimizer slots and random streams.
 
-        While `fit` runs, also its position: the batch, the states of loss and metrics, the states of callbacks. A
-        `CheckpointManager` writes it. The next step deletes its arrays.
+        During `fit` the snapshot also contains its position: the batch, and the states of loss, metrics and callbacks.
+        A `CheckpointManager` writes it. The next step deletes its arrays.
 
         Args:
-            with_config: whether it also holds what the model is, so that `load_model` makes the model of it.
+            with_config: whether to include the config, so that `load_model` can create the model.
 
         Raises:
-            ModelError: the weights do not exist yet; or `fit` runs in another thread, where only its callbacks know
-                between which two batches it is.
+            ModelError: the weights do not exist yet; or `fit` runs in another thread, and its position is known only
+                in its callbacks.
         """
         session = self._with_weights()
         documents = documents_of(self) if check_flag("with_config", with_config) else {}
@@ -395,7 +397,7 @@ class SavingMethods(Trainer):
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
-        """Make steps of other threads wait inside of the context, so that none consumes the arrays of a `snapshot`.
+        """Context manager in which steps of other threads wait, so that none consumes the arrays of a `snapshot`.
 
         Raises:
             ModelError: the weights do not exist yet.
@@ -407,16 +409,16 @@ class SavingMethods(Trainer):
         """Restore a state that `snapshot` returned, on the mesh of this model.
 
         Args:
-            stored: a checkpoint, as `CheckpointManager.newest` finds it. It may come from another mesh.
-            continue_training: whether the `fit` that is about to begin resumes at that position; callbacks pass it
+            stored: a checkpoint, as `CheckpointManager.newest` returns it, of any mesh.
+            continue_training: whether the `fit` that is about to begin resumes at the stored position; for callbacks,
                 in `on_train_begin`.
 
         Raises:
-            CheckpointError: variables or slots do not match the model; all mismatches are listed, and the
-                model stays as it is. Or arrays cannot be read, though all files are as they were written: if that
-                shows late, some arrays of a large model are deleted already: restore it again.
-            ModelError: the checkpoint has no `fit` to continue, or one with other batches, loss or metrics; the model
-                stays as it is.
+            CheckpointError: variables or slots do not match the model; the error lists all mismatches, and the model
+                is unchanged. Or arrays cannot be read although the files are intact; some arrays of a large model may
+                then be deleted, and must be restored again.
+            ModelError: the checkpoint has no `fit` to continue, or a `fit` with other batches, loss or metrics; the
+                model is unchanged.
         """
         restore(self.name, self._with_weights(), stored, continue_training)
 
@@ -430,42 +432,40 @@ class SavingMethods(Trainer):
         batch_size: int | None = None,
         platforms: str | Sequence[str] | None = None,
     ) -> None:
-        """Export what `predict` computes as a program that runs without this model's code, with the weights beside it.
+        """Export the computation of `predict` as a program that runs without the model code, and its weights.
 
-        It is for one device, wherever the model lives: weights are gathered, whole, on the host. Where there are
-        several processes, all must call; the first one writes, and the others wait for it and raise what it does.
-        Batches, and other dims of unknown size, may have any size. `kd.export` describes the
-        folder, and `kd.export.load` loads it.
+        The program runs on one device; weights are gathered on the host. In a job all processes must call it; the
+        first one writes, and all raise its error. Batches and other dims of unknown size may have any size. See
+        `kd.export` for the folder, and `kd.export.load` to load it.
 
         Args:
-            filepath: a folder; nothing may be there yet, and the folder around it must exist.
+            filepath: path of a new folder, whose parent folder must exist.
             format: `"jax_export"`, a program of StableHLO.
-            verbose: whether to print where it was written.
-            input_signature: shapes and dtypes of the inputs, None for dims of any size: an `InputSpec`, or anything
-                else with `shape` and `dtype`, in the structure of the inputs; a list of one is the same as that one. By
-                default those that the model was built for; models of `from_nnx` need it.
-            batch_size: the size of all batches; None for any.
-            platforms: of `cpu`, `cuda`, `rocm` and `tpu`. By default cpu, cuda and tpu; where that fails this one
-                alone, with a warning.
+            verbose: whether to print the path.
+            input_signature: shapes and dtypes of the inputs, None for dims of any size: an `InputSpec`, or any object
+                with `shape` and `dtype`, in the structure of the inputs; a list of one is unwrapped. By default the
+                inputs for which the model was built; required for models of `from_nnx`.
+            batch_size: the size of all batches; None for any size.
+            platforms: some of `"cpu"`, `"cuda"`, `"rocm"` and `"tpu"`. By default `cpu`, `cuda` and `tpu`; if that
+                fails, the current platform, with a warning.
 
         Raises:
-            ModelError: something is at the path, the weights do not exist yet, it is not known what the model takes, an
-                argument cannot be used, or the model cannot be lowered so: for batches of any size, the error asks for
-                `batch_size`.
+            ModelError: the path exists, the weights do not exist yet, the inputs are unknown, an argument is invalid,
+                or the model cannot be lowered; for batches of any size, the error asks for `batch_size`.
             OSError: a file cannot be written.
 
-        Differs from Keras: the format, and that nothing is replaced.
+        Differs from Keras: the format; existing folders are not replaced.
 
         Source: `keras.Model.export`; `jax.export`.
         """
         export(self, filepath, format, verbose, input_signature, batch_size, platforms)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Return how to make the model again with its state, on the distribution that is current then.
+        """Return the arguments with which `pickle` and `copy` recreate the model, on the then current distribution.
 
         Raises:
-            ConfigError: it cannot be written down.
-            ModelError: there are several processes.
+            ConfigError: the model cannot be serialized.
+            ModelError: the job has several processes.
 
         Source: `keras.src.saving.keras_saveable.KerasSaveable.__reduce__`.
         """

@@ -15,10 +15,11 @@ from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
 from keras_dist.layers.core.foreign_modules import as_layer
 from keras_dist.layers.host_layer import as_rows
-from keras_dist.models.config import arguments_but, one_config, read_layer, write_layer
+from keras_dist.models.config import arguments_but, read_layer, write_layer
 from keras_dist.models.functional import Graph, input_layers
 from keras_dist.models.model import Model
 from keras_dist.saving import custom_object_scope, serialize_keras_object
+from keras_dist.saving.shared_objects import one_config_read, one_config_written
 from keras_dist.symbolic.tensors import KerasTensor, Node, runs_on_host
 from keras_dist.training.naming import name_members
 
@@ -62,7 +63,7 @@ class Sequential(Model):
         self._chain = _Chain()
         if layers is not None and not isinstance(layers, Iterable):
             name = getattr(layers, "name", "layer")
-            raise argument_error("layers", layers, f"a list of layers: Sequential([{name}])", wrong="is not a list")
+            raise argument_error("layers", layers, f"a list of layers: Sequential([{name}])")
         self._extend(layers or ())
 
     @property
@@ -82,16 +83,18 @@ class Sequential(Model):
         """Add a layer at the end. The layers before it keep their values.
 
         Raises:
-            ModelError: `layer` is not a layer, or its name is taken.
+            ModelError: `layer` is not a layer, its name is taken, or fit is running.
         """
+        self._check_idle("add")
         self._extend([layer])
 
     def pop(self) -> Layer:
         """Remove the last layer and return it. The layers before it keep their values.
 
         Raises:
-            ModelError: the model has no layers.
+            ModelError: the model has no layers, or fit is running.
         """
+        self._check_idle("pop")
         layers = self.layers
         if not layers:
             raise ModelError("pop: the Sequential has no layers", given="an empty Sequential", fix="add one first")
@@ -140,7 +143,7 @@ class Sequential(Model):
             return super().get_config()
         config = serialize_keras_object(arguments_but(self, "layers"))
         starts = input_layers(self._runtime.start)
-        with one_config():
+        with one_config_written():
             config["layers"] = [write_layer(layer, layer.name) for layer in starts]
             config["layers"] += [
                 write_layer(layer, name) for name, layer in zip(self._chain.names, self.layers, strict=True)
@@ -170,7 +173,7 @@ class Sequential(Model):
             raise ConfigError(summary, given=shorten(config), fix="write it again with model.get_config()")
         built = {name: config[f"build_{name}"] for name in _BUILT if config.get(f"build_{name}") is not None}
         others = {name: value for name, value in config.items() if name.removeprefix("build_") not in _BUILT}
-        with custom_object_scope(custom_objects), one_config():
+        with custom_object_scope(custom_objects), one_config_read():
             model = super().from_config({**others, "layers": [read_layer(layer) for layer in config["layers"]]})
         if built and not model.built:
             model.build_from_config(built)

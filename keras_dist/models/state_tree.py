@@ -1,4 +1,4 @@
-"""The variables of a model, of its optimizer and of its metrics as nested dicts by their paths."""
+"""The variables of a model, its optimizer and its metrics as nested dicts by path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS = ("trainable_variables", "non_trainable_variables", "optimizer_variables
 
 
 def variables_of(model: Any, kind: str) -> list[tuple[str, Any]]:
-    """The variables of one kind, with their paths: below the name of the optimizer or metric that has them."""
+    """Return the variables of one kind by path, below the name of their optimizer or metric."""
     if kind == "metrics_variables":
         return [(one.path, one) for one in model.metrics_variables]
     if kind != "optimizer_variables":
@@ -30,7 +30,7 @@ def _path_in(optimizer: str, path: str) -> str:
 
 
 def state_tree_of(model: Any, value_format: str) -> dict[str, Any]:
-    """See `Model.get_state_tree`."""
+    """Return the values of variables as nested dicts; see `Model.get_state_tree`."""
     if value_format not in ("backend_tensor", "numpy_array"):
         summary = "get_state_tree: invalid `value_format` argument"
         raise ModelError(summary, given=shorten(value_format), fix='"backend_tensor" or "numpy_array"')
@@ -38,7 +38,7 @@ def state_tree_of(model: Any, value_format: str) -> dict[str, Any]:
 
 
 def set_state_tree_of(model: Any, state_tree: Mapping[str, Any]) -> None:
-    """Set the variables whose paths are in nested dicts, as `Model.set_state_tree`; other paths are passed over."""
+    """Set the variables with paths in nested dicts; ignore other paths. See `Model.set_state_tree`."""
     unknown = [kind for kind in state_tree if kind not in _KINDS]
     if unknown:
         fix = f"take the form that get_state_tree() returns: {', '.join(_KINDS)}"

@@ -1,4 +1,4 @@
-"""`StepMethods`: the methods of a model that Keras's training steps consist of, and its access to its runtime."""
+"""`StepMethods`: Keras's methods of a model for single steps, and access to its runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from keras_dist.models.runtime import ModelRuntime
 from keras_dist.training.accumulators import by_name
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.compile_config import CompileConfig
-from keras_dist.training.compile_metrics import mask_noted
+from keras_dist.training.compile_metrics import recorded_mask
 from keras_dist.training.step import Forward
 from keras_dist.variables import call_context
 
@@ -143,7 +143,7 @@ class StepMethods(Layer):
         training: bool = False,
         optimizer_variables: Lists | None = None,
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Compute the loss that is differentiated, scaled by the optimizer, from values of all variables.
+        """Compute the loss to differentiate, scaled by the optimizer, from values of all variables.
 
         Args:
             trainable_variables: values for `trainable_variables`.
@@ -248,7 +248,8 @@ class StepMethods(Layer):
             data: the inputs, `x`; `(x,)` where they are a tuple or list.
 
         Returns:
-            `(outputs, non_trainable_variables)`; only the states of random generators are kept.
+            `(outputs, non_trainable_variables)`; states of random generators, and variables that `call` assigns, are
+            kept.
         """
         x, _, _ = unpack_x_y_sample_weight(data)
         return self.stateless_call(*state, x, training=False)  # type: ignore[return-value]
@@ -311,7 +312,7 @@ class StepMethods(Layer):
         return [metric.name for metric in self.metrics]
 
     def reset_metrics(self) -> None:
-        """Reset the state of all `metrics`. `fit` and `evaluate` do this themselves.
+        """Reset the state of all `metrics`. `fit` and `evaluate` call it themselves.
 
         Source: `keras.Model.reset_metrics`.
         """
@@ -409,7 +410,7 @@ class StepMethods(Layer):
 
 
 def _mask_of(y_pred: PyTree) -> PyTree:
-    """Return the mask of outputs, which the step has noted for traced outputs."""
-    noted = mask_noted(y_pred)
-    mask = call_context.CallContext().mask_of(y_pred) if noted is None else noted
+    """Return the mask of outputs, which the step has recorded for traced outputs."""
+    recorded = recorded_mask(y_pred)
+    mask = call_context.CallContext().mask_of(y_pred) if recorded is None else recorded
     return mask if jax.tree.leaves(mask) else None

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from flax import nnx
 
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.text_tables import Table
@@ -21,6 +20,7 @@ from keras_dist.distribution.render import add_totals, layout_table, render_axes
 from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
+from keras_dist.models.initialization import forward_of
 from keras_dist.symbolic.tensors import Operation, infer
 from keras_dist.training.activations import named_submodules, output_name
 from keras_dist.training.built_model import BuiltModel
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None) -> Table:
-    """Return the table of a model: its layers, or the variables of a `from_nnx` model."""
+    """Return the table of a model: its layers, or the variables of `from_nnx` models and without a layout yet."""
     searched, source = model._awaits_layout, model._runtime.source
-    if searched is not None and source is not None:
+    if searched is not None and (source is not None or model._graph is not None):
         distribution = ModelParallel(LayoutMap(searched.device_mesh))
-        graph = source.forward(distribution).graph
+        graph = forward_of(model, None, distribution).graph
         plan = distribution.plan_variables(graph.specs, graph.treedef)
         rows = tuple(dataclasses.replace(row, rule="until fit finds one") for row in plan.rows)
         return layout_table(rows, f"Model on mesh {plan.mesh.describe()}, for which AutoParallel has no layout yet")
-    session = model._with_weights() if model._graph is not None and searched is None else model._session
+    session = model._session if model._graph is None else model._with_weights()
     if session is not None and not model._may_add_losses:
         return module_table(session.cell.plan, session.cell.state_plan, ruled_activations(session))
     return layer_table(model, session, expand_nested, show_trainable, layer_range)
@@ -152,7 +152,7 @@ def _shapes_along(model: Model) -> dict[int, str]:
     """Return the output shapes of the layers of a `Sequential` without `Input`, by the ids of layers."""
     nodes = model._runtime.nodes
     tensors = nodes[0].inputs if nodes else getattr(model._runtime, "built_for", None)
-    if tensors is None or not isinstance(vars(model).get("_members"), nnx.Dict):
+    if tensors is None or "_chain" not in vars(model):
         return {}
     shapes = {}
     for layer in model.layers:

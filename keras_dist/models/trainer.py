@@ -8,13 +8,15 @@ from typing import Any
 import jax
 
 from keras_dist import random
-from keras_dist._support.arguments import check_callable, check_option
+from keras_dist._support.arguments import check_callable, check_option, names_unknown_keywords
+from keras_dist._support.located_warnings import each_warning_once
 from keras_dist._support.types import PyTree
 from keras_dist.callbacks import Callback, History
 from keras_dist.data.arrays import ArraySource
+from keras_dist.distribution.jobs.job import process_count
 from keras_dist.models import fitting
 from keras_dist.models.compile_methods import CompileMethods
-from keras_dist.models.placing import find_layout
+from keras_dist.models.model_distribution import find_layout
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.loop import Mode
 from keras_dist.training.step import ModuleCall
@@ -44,6 +46,7 @@ class Trainer(CompileMethods):
     stop_evaluating = _stop_flag("test", "evaluate")
     stop_predicting = _stop_flag("predict", "predict")
 
+    @names_unknown_keywords
     def fit(
         self,
         x: Any = None,
@@ -104,8 +107,8 @@ class Trainer(CompileMethods):
 
         Returns:
             A `History` with the loss and metrics of each epoch, also available as `model.history`. The loss is the mean
-            of the losses of the batches, weighted by their rows. If losses divide by weights of tokens, a weighted
-            metric gives the mean over all tokens.
+            of the losses of the batches, weighted by their rows; for `"causal_lm"`, by the weights of their tokens. If
+            other losses divide by weights of tokens, a weighted metric gives the mean over all tokens.
 
         Raises:
             ModelError: the model is not compiled, or an argument cannot be used.
@@ -131,8 +134,10 @@ class Trainer(CompileMethods):
         shuffle_key = session.next_shuffle_key() if seed is None else (random.check_seed(seed),)
         hooks = fitting.callback_list(self, callbacks, verbose, examples, numbers.stop, add_history=True)
         self._runtime.history = hooks.history
+        processes = 1 if session.distribution.auto_shard_dataset else process_count()
+        self._runtime.batch = fitting.shapes_of_batch(examples, processes)
         facts = {"class_weight": None if class_weight is None else sorted(class_weight.items())}
-        with session.cell.training():
+        with session.cell.training(), each_warning_once():
             hooks.history.timing = session.trainer.fit(
                 examples, numbers, shuffle_key if shuffle else None, validation, hooks, facts
             )
@@ -141,12 +146,13 @@ class Trainer(CompileMethods):
 
     @property
     def history(self) -> History | None:
-        """The `History` of the last `fit`, even if that was interrupted; None before the first.
+        """The `History` of the last `fit`, complete or interrupted; None before the first.
 
         Source: `keras.Model.history`.
         """
         return self._runtime.history
 
+    @names_unknown_keywords
     def evaluate(
         self,
         x: Any = None,
@@ -176,7 +182,7 @@ class Trainer(CompileMethods):
 
         Returns:
             The loss; with metrics the list `[loss, *metrics]`; with `return_dict` a dict. The loss is the mean of the
-            losses of the batches, weighted by their rows.
+            losses of the batches, weighted by their rows; for `"causal_lm"`, by the weights of their tokens.
 
         Raises:
             ModelError: the model is not compiled with a loss, or an argument cannot be used.
@@ -192,8 +198,10 @@ class Trainer(CompileMethods):
         session.check_measures("evaluate")
         draw = session.next_draw(fitting.checked_seed(self, "test", seed))
         hooks = fitting.callback_list(self, callbacks, verbose, examples)
-        return fitting.keras_result(session.trainer.evaluate(examples, hooks, draw), return_dict)
+        with each_warning_once():
+            return fitting.keras_result(session.trainer.evaluate(examples, hooks, draw), return_dict)
 
+    @names_unknown_keywords
     def predict(
         self,
         x: Any,
@@ -206,7 +214,7 @@ class Trainer(CompileMethods):
         local: bool = False,
         seed: int | None = None,
     ) -> PyTree:
-        """Return the outputs for all examples, in order, as NumPy arrays; in a job the same in all processes.
+        """Return the outputs for all examples, in order, as NumPy arrays; equal in all processes of a job.
 
         If each process passes its own examples (`auto_shard_dataset=False`), the outputs contain the rows of all
         processes in the order of the batches; `data.process_rows` returns the rows of each process.
@@ -268,6 +276,7 @@ class Trainer(CompileMethods):
         hooks = fitting.callback_list(self, callbacks, verbose, examples)
         return session.trainer.predict(examples, hooks, draw, call, local)
 
+    @names_unknown_keywords
     def train_on_batch(
         self,
         x: Any,
@@ -294,6 +303,7 @@ class Trainer(CompileMethods):
         with session.cell.training():
             return fitting.keras_result(session.trainer.train_batch(source), return_dict)
 
+    @names_unknown_keywords
     def test_on_batch(self, x: Any, y: PyTree = None, sample_weight: PyTree = None, return_dict: bool = False) -> Any:
         """Compute the loss and the metrics of a batch; see `evaluate`."""
         x, y, sample_weight = fitting.arrays_of_batch(self, x, y, sample_weight)
@@ -302,6 +312,7 @@ class Trainer(CompileMethods):
         values = session.trainer.test_batch(ArraySource(x, y, sample_weight), session.next_draw())
         return fitting.keras_result(values, return_dict)
 
+    @names_unknown_keywords
     def predict_on_batch(self, x: Any, *, local: bool = False) -> PyTree:
         """Return the outputs for a batch; see `predict`."""
         check_option("local", local, (False, True))

@@ -162,7 +162,9 @@ def crop_images(
     target_width: int | None = None,
     data_format: str | None = None,
 ) -> jax.Array:
-    """Crop images. For each dim, give two of the two croppings and the target size; see `pad_images`.
+    """Crop images to `target_height` and `target_width`.
+
+    For each dim give two of: leading cropping, trailing cropping, target size.
 
     Raises:
         ModelError: not exactly two are given, or one would be negative.
@@ -178,14 +180,14 @@ def _ends(name: str, dim: str, before: int | None, after: int | None, target: in
     """Return how much to crop before and after a dim of `size`; for a negative size, how much to pad."""
     expected = f"two of what is before, what is after, and target_{dim}, and none of the three below 0"
     fix = f"leave target_{dim} out where both ends are given"
-    told = f"{before}, {after} and target_{dim}={target} for a {dim} of {abs(size)}"
+    given = f"{before}, {after} and target_{dim}={target} for a {dim} of {abs(size)}"
     if [before, after, target].count(None) != 1:
-        raise ModelError(f"{name}: the {dim} is not determined", given=told, expected=expected, fix=fix)
+        raise ModelError(f"{name}: the {dim} is not determined", given=given, expected=expected, fix=fix)
     changed = None if target is None else (size - target if size >= 0 else target + size)
     first: Any = changed - after if before is None and changed is not None and after is not None else before
     last: Any = changed - first if after is None and changed is not None else after
     if min(first, last, size - first - last if size >= 0 else 0) < 0:
-        raise ModelError(f"{name}: the {dim} does not fit", given=told, expected=expected, fix=fix)
+        raise ModelError(f"{name}: the {dim} does not fit", given=given, expected=expected, fix=fix)
     return first, last
 
 

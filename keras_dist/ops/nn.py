@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import jax
@@ -13,8 +12,8 @@ import jax.numpy as jnp
 
 from keras_dist import activations, losses
 from keras_dist._support.arguments import argument_error
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, DTypeLike
-from keras_dist.distribution.lint import frames_inside
 from keras_dist.errors import ModelError
 from keras_dist.ops import numpy_arguments
 from keras_dist.ops.attention import dot_product_attention as dot_product_attention
@@ -59,17 +58,16 @@ def softmax(x: ArrayLike, axis: int | tuple[int, ...] = -1) -> jax.Array:
     """Return `exp(x) / sum(exp(x), axis)`; warn if the dim `axis` has size 1, where the result is always 1."""
     array = as_array(x)
     if isinstance(axis, int) and array.shape[axis : axis + 1 or None] == (1,):
-        warnings.warn(
+        warn(
             f"softmax over axis {axis} of an array of shape {array.shape}, which has size 1 there, is always 1; did "
-            "you mean sigmoid?",
-            stacklevel=frames_inside(),
+            "you mean sigmoid?"
         )
     return activations.softmax(array, axis)
 
 
 @operation
 def gelu(x: ArrayLike, approximate: bool = True) -> jax.Array:
-    """Return `x * P(X <= x)` for a normally distributed X, computed by tanh if `approximate`, else by erf."""
+    """Return `x * P(X <= x)` for a standard normal X, with tanh if `approximate`, else with erf."""
     return activations.gelu(as_array(x), approximate)
 
 

@@ -151,8 +151,8 @@ def layer_normalization(
 
     Args:
         x: an array.
-        gamma: of the dims `axis`; None for 1.
-        beta: of the dims `axis`; None for 0.
+        gamma: scale, with the dims `axis`; None for 1.
+        beta: offset, with the dims `axis`; None for 0.
         axis: the dim, or dims.
         epsilon: added to the variance; None for `config.epsilon()`.
         **kwargs: `rms_scaling`: whether to neither subtract the mean nor add `beta`.
@@ -204,7 +204,7 @@ def normalize(x: ArrayLike, axis: int | Sequence[int] = -1, order: int = 2, epsi
         order: order of the norm: 1 for the sum of absolute values, 2 for the root of the sum of squares.
         epsilon: the smallest divisor; None for `config.epsilon()`.
     """
-    check_int("order", order, 1, wrong="is not the order of a norm", layer="normalize", example=2)
+    check_int("order", order, 1, layer="normalize", example=2)
     values: Any = jnp.atleast_1d(as_array(x))
     axes = numpy_arguments.axes(axis)
     least = _or_default(epsilon)

@@ -46,7 +46,7 @@ def element_type_or_floatx(dtype: DTypeLike | None) -> Any:
 
 
 def known(x: Any, name: str, fix: str) -> Any:
-    """Return `x` as an array, unless it is symbolic or traced: the shape of the result of `name` depends on it."""
+    """Return `x` as an array; raise if it is symbolic or traced, since the result shape of `name` depends on it."""
     if is_traced(x):
         given = f"an array of shape {x.shape} without values: a symbolic tensor, or inside of a compiled step"
         raise ModelError(f"the shape of the result of `ops.{name}` depends on values", given=given, fix=fix)

@@ -169,7 +169,7 @@ def geomspace(
     dtype: DTypeLike | None = None,
     axis: int = 0,
 ) -> jax.Array:
-    """Return `num` numbers from `start` to `stop` in geometric progression; arguments are explained in `linspace`."""
+    """Return `num` numbers from `start` to `stop` in geometric progression; for the arguments see `linspace`."""
     return jnp.geomspace(as_array(start), as_array(stop), num, endpoint, arguments.element_type(dtype), axis)
 
 

@@ -1,4 +1,4 @@
-"""Convolutions and pooling over one, two or three spatial dims: arithmetic, which layers call, and operations."""
+"""Convolutions and pooling over one, two or three spatial dims, for layers and as operations."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -66,7 +66,7 @@ def convolve(
     dilation_rate: Sequence[int],
     groups: int = 1,
 ) -> jax.Array:
-    """Convolve inputs in groups of channels with `kernel` (*window, channels of a group, filters), in its dtype."""
+    """Convolve inputs in groups of channels with `kernel` (*window, channels per group, filters), in its dtype."""
     before = [(rate * (size - 1), 0) for rate, size in zip(dilation_rate, kernel.shape, strict=False)]
     return jax.lax.conv_general_dilated(
         inputs.astype(kernel.dtype),
@@ -80,7 +80,7 @@ def convolve(
 
 
 def grouped_kernel(kernel: jax.Array) -> jax.Array:
-    """Return a depthwise kernel (*window, channels, outputs of a channel) as a kernel of groups of one channel."""
+    """Reshape a depthwise kernel for a convolution with one group per channel."""
     *window, channels, multiplier = kernel.shape
     return kernel.reshape(*window, 1, channels * multiplier)
 

@@ -63,7 +63,6 @@ _OPTIMIZERS = ObjectRegistry(
     accepted="an Optimizer, or an optax transformation such as optax.adam(1e-3)",
     example='optimizer="adam", optimizer=Adam(1e-3) or optimizer=optax.adam(1e-3)',
     convert=_converted,
-    wrong="is neither a name nor an optax transformation",
     spell=str.lower,
 )
 
@@ -111,7 +110,7 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Optimizer:
-    """Return the optimizer of a config of `serialize`, here or in Keras, with its name in any case.
+    """Create an optimizer from the config that `serialize`, here or in Keras, returns. The case of names is ignored.
 
     Args:
         config: the config.

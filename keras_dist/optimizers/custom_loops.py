@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from flax import traverse_util
 
 from keras_dist._support import tree_paths
 from keras_dist._support.array_operators import value_of
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.stateless_scope import current_scope
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError, shorten
@@ -20,7 +20,7 @@ from keras_dist.optimizers.optimizer_variables import OptimizerVariables, is_var
 
 
 class CustomLoops(OptimizerVariables):
-    """The variables of an optimizer, and its steps on lists of arrays."""
+    """The variables of an optimizer, and methods for steps on lists of arrays."""
 
     def stateless_apply(
         self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
@@ -105,7 +105,7 @@ class CustomLoops(OptimizerVariables):
         return self.iterations
 
     def finalize_variable_values(self, var_list: Iterable[Any]) -> None:
-        """Assign the averages of `use_ema` to the variables `var_list`, for which the optimizer was built.
+        """Assign the averages of `use_ema` to `var_list`, the variables the optimizer was built for.
 
         Raises:
             ModelError: the optimizer is not built, or was built for other variables.
@@ -156,7 +156,7 @@ class CustomLoops(OptimizerVariables):
             summary = f"the optimizer {self.name!r} was given no gradients"
             fix = "take gradients of a loss that depends on the variables"
             raise ModelError(summary, given=f"None for {shorten(absent)}", fix=fix)
-        warnings.warn(f"Gradients do not exist for variables {absent}: they do not change.", stacklevel=3)
+        warn(f"Gradients do not exist for variables {absent}: they do not change.")
         return {*absent}
 
     def _check_own(self, method: str) -> None:

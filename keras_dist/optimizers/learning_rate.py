@@ -38,7 +38,7 @@ class ScheduledRateState(NamedTuple):
 
 
 class LearningRate(float):
-    """A learning rate that was read from an optimizer, with the methods of Keras's variable.
+    """A learning rate read from an optimizer, with the methods of Keras's variable.
 
     It equals the number that was set, such as 0.005, although the float32 in state differs.
     """

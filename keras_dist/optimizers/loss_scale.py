@@ -72,7 +72,7 @@ class LossScaleOptimizer(Optimizer):
         super().__init__(rate, use_ema=use_ema, gradient_accumulation_steps=steps, name=name)
         self.inner_optimizer = inner_optimizer
         self.initial_scale = check_number("initial_scale", initial_scale, above=0)
-        growth_steps = check_int("dynamic_growth_steps", dynamic_growth_steps, 1, wrong="must be a number of steps")
+        growth_steps = check_int("dynamic_growth_steps", dynamic_growth_steps, 1)
         self.dynamic_growth_steps = growth_steps
 
     def init(self, params: PyTree) -> LossScaleState:  # type: ignore[override]

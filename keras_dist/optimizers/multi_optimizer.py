@@ -24,7 +24,7 @@ from keras_dist.saving.configurable import Configurable
 
 
 class VariableOfPath(NamedTuple):
-    """The properties of a variable by which its optimizer can be chosen."""
+    """The properties of a variable by which its optimizer is chosen."""
 
     path: str
     name: str
@@ -267,7 +267,7 @@ class MultiOptimizer(Optimizer):
             optimizer.know_variables(variables)
 
     def check_free(self, cell: Any) -> None:
-        """Check that no other model and no custom loop uses it or its optimizers."""
+        """Check that no other model or custom loop uses this optimizer or its `optimizers`."""
         super().check_free(cell)
         for optimizer in self._all:
             optimizer.check_free(cell)

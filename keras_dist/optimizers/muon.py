@@ -72,7 +72,7 @@ class Muon(Optimizer):
         self.muon_a, self.muon_b, self.muon_c = muon_a, muon_b, muon_c
         self.adam_lr_ratio = adam_lr_ratio
         self.momentum = check_number("momentum", momentum, 0, 1)
-        self.ns_steps = check_int("ns_steps", ns_steps, 1, wrong="must be a number of steps")
+        self.ns_steps = check_int("ns_steps", ns_steps, 1)
         self.nesterov = nesterov
         self.rms_rate = rms_rate
 

@@ -60,11 +60,10 @@ class OptaxOptimizer(CustomLoops):
             summary = "`transformation` must be an optax transformation"
             fix = "for example OptaxOptimizer(optax.adam(1e-3))"
             raise ModelError(summary, given=with_type(transformation), fix=fix)
-        steps, wrong = gradient_accumulation_steps, "is not a number of steps"
-        check_optional(check_int, "gradient_accumulation_steps", steps, 2, wrong=wrong)
+        check_optional(check_int, "gradient_accumulation_steps", gradient_accumulation_steps, 2)
         self.transformation = optax.with_extra_args_support(transformation)
         self.name = name
-        self.gradient_accumulation_steps = steps
+        self.gradient_accumulation_steps = gradient_accumulation_steps
 
     def init(self, params: PyTree) -> PyTree:
         """Return the state before the first step."""

@@ -127,10 +127,9 @@ class Optimizer(WeightDecay, Configurable):
         check_clips(clips)
         check_optional(check_number, "weight_decay", weight_decay)
         check_optional(check_number, "loss_scale_factor", loss_scale_factor, above=0)
-        wrong, steps = "must be a number of steps", gradient_accumulation_steps
-        check_optional(check_int, "gradient_accumulation_steps", steps, 2, wrong=wrong)
+        check_optional(check_int, "gradient_accumulation_steps", gradient_accumulation_steps, 2)
         check_number("ema_momentum", ema_momentum, 0, 1)
-        check_optional(check_int, "ema_overwrite_frequency", ema_overwrite_frequency, 1, wrong=wrong)
+        check_optional(check_int, "ema_overwrite_frequency", ema_overwrite_frequency, 1)
         self._rate = learning_rate
         self.weight_decay = weight_decay
         self.clipnorm, self.clipvalue, self.global_clipnorm = clipnorm, clipvalue, global_clipnorm

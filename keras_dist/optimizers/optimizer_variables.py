@@ -1,4 +1,4 @@
-"""`OptimizerVariables`: variables of an optimizer and its learning rate. `ModelState`: variables that a model holds."""
+"""`OptimizerVariables`: the variables and the learning rate of an optimizer. `ModelState`: variables in a model."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class OptimizerVariables:
             self._own_state = self.in_variables(state, lambda path, array: Variable.holding(jnp.array(array), path))
 
     def in_variables(self, state: PyTree, create: Callable[[str, Any], Variable]) -> PyTree:
-        """Return a state with `create(path, leaf)` for each leaf, except variables that `iterations` has returned."""
+        """Replace each leaf of a state by `create(path, leaf)`, except variables that `iterations` has returned."""
         flat, structure = jax.tree_util.tree_flatten_with_path(state)
         known = self._counts(structure.unflatten(range(len(flat))))
         paths = [tree_paths.join(tree_paths.parts_of(path)) for path, _ in flat]
@@ -163,7 +163,7 @@ class OptimizerVariables:
         return self._own_state if self._holder is None else functools.reduce(_child, self._part, self._holder.state)
 
     def check_free(self, cell: Any) -> None:
-        """Check that no other model and no custom loop uses the optimizer, and that its mesh is the model's."""
+        """Check that neither another model nor a loop on other variables uses the optimizer, and check its mesh."""
         self._check_mesh(cell.mesh)
         for inner in self._inner().values():
             inner.check_free(cell)
@@ -174,15 +174,32 @@ class OptimizerVariables:
         given = "an optimizer of another compiled model"
         if self._model_cell is None:
             steps = int(self.iterations.value) if self.built or self._count is not None else 0
-            if not steps:
+            if not steps or self._own_trains(cell):
                 return
-            given = f"an optimizer that has taken {steps} steps"
+            given = f"an optimizer that has taken {steps} steps, not on all trained variables of the model"
         raise ModelError(
             f"compile: the optimizer {self.name!r} is in use",
             given=given,
             expected="an optimizer for each model: it holds the state of one",
             fix=f"make another: {type(self).__name__}.from_config(optimizer.get_config())",
         )
+
+    def _own_trains(self, cell: Any) -> bool:
+        """Whether a custom loop trained the variables that the model trains, all of them."""
+        paths = {spec.path for spec, trained in zip(cell.graph.specs, cell.graph.trained, strict=True) if trained}
+        return {cell.path_of(variable) for variable in self._trained} == {*keys_of(self._trained)} == paths
+
+    @property
+    def own_values(self) -> dict[str, np.ndarray]:
+        """The state of a custom loop by path; empty if a model holds the state."""
+        state = self._own_state if self._holder is None else None
+        return {path: variable.numpy() for path, variable in _by_path_in(state).items()}
+
+    def continue_from(self, values: Mapping[str, np.ndarray]) -> None:
+        """Set the state in a model to the values of a custom loop, if there are any."""
+        variables = _by_path_in(self._state) if values else {}
+        for path, variable in variables.items():
+            variable.assign(values[path])
 
     def _check_mesh(self, mesh: Any) -> None:
         """Check that the optimizer can train variables on this mesh (None if unknown)."""
@@ -207,7 +224,7 @@ class OptimizerVariables:
         return self.in_order(variables_in(self._state))
 
     def in_order(self, leaves: Sequence[Any]) -> list[Any]:
-        """Convert leaves of the state to the order of `variables`, with steps before the rate, or back."""
+        """Convert leaves of the state to the order of `variables`, or back: steps first, then the rate."""
         found = list(leaves)
         numbered = jax.tree.structure(self._state, is_leaf=is_variable).unflatten(range(len(found)))
         for node in jax.tree.leaves(numbered, is_leaf=has_rate):
@@ -236,9 +253,9 @@ class OptimizerVariables:
 
     @property
     def learning_rate(self) -> Any:
-        """The rate of the next step, a float; before there is state, the argument of the optimizer.
+        """Learning rate of the next step; before training, the rate or schedule given to the optimizer.
 
-        A new rate applies from the next step on, without recompilation. Before there is state it may be a schedule.
+        A rate that is set applies from the next step, without recompilation. Before training it may be a schedule.
 
         Raises:
             ModelError: the rate is not in the state (plain optax), follows a schedule, or is not a finite number.
@@ -343,6 +360,12 @@ def _child(node: Any, name: str) -> Any:
 def is_variable(node: Any) -> bool:
     """Whether `node` is a leaf of a state of variables."""
     return isinstance(node, Variable)
+
+
+def _by_path_in(state: PyTree) -> dict[str, Variable]:
+    """Return the variables of a state by path."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)
+    return {tree_paths.join(tree_paths.parts_of(path)): variable for path, variable in flat}
 
 
 def variables_in(state: PyTree) -> list[Variable]:

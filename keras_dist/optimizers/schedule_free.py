@@ -53,7 +53,7 @@ class ScheduleFreeAdamW(Optimizer):
         self.beta_1 = check_number("beta_1", beta_1, above=0, high=1)
         self.beta_2 = check_number("beta_2", beta_2, 0, below=1)
         self.epsilon = check_number("epsilon", epsilon, 0)
-        self.warmup_steps = check_int("warmup_steps", warmup_steps, 0, wrong="must be a number of steps")
+        self.warmup_steps = check_int("warmup_steps", warmup_steps, 0)
 
     def transformation(self) -> optax.GradientTransformation:
         """Return the rule of the class as an optax transformation."""

@@ -80,7 +80,7 @@ class WeightDecay(CustomLoops):
 
 
 def path_of(variable: object) -> Any:
-    """Return the path of a variable or a path."""
+    """Return the path of a variable; return a path unchanged."""
     return getattr(variable, "path", variable)
 
 

@@ -13,7 +13,7 @@ from keras_dist.planner.report import PlanReport
 from keras_dist.planner.roofline import Roofline, roofline
 from keras_dist.planner.search import Candidate
 from keras_dist.planner.search_result import SearchResult
-from keras_dist.planner.targets import Target, devices, target
+from keras_dist.planner.targets import Target, devices, target, target_of
 from keras_dist.planner.tracing import StepProgram, trace_step
 
 __all__ = [
@@ -44,5 +44,6 @@ __all__ = [
     "propagate",
     "roofline",
     "target",
+    "target_of",
     "trace_step",
 ]

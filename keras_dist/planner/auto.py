@@ -117,8 +117,9 @@ class AutoParallel(Distribution):
         self.objective: Objective = check_option(
             "objective", objective, ("step_time", "memory"), error=DistributionError
         )
-        what = {"wrong": "is not a number of bytes", "example": 2**34, "error": DistributionError}
-        self.memory_limit = check_optional(check_int, "memory_limit", memory_limit, 1, **what)
+        self.memory_limit = check_optional(
+            check_int, "memory_limit", memory_limit, 1, example=2**34, error=DistributionError
+        )
         if memory_limit is None and self.target is not None:
             self.memory_limit = self.target.hbm_nbytes or None
         check_kind("compiles", compiles, bool, "True or False", error=DistributionError)

@@ -21,7 +21,7 @@ _MOST_LAYOUTS = 40
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A number of two reports; 0 where a report does not have it."""
+    """A number in two reports; 0 in a report without it."""
 
     before: int
     after: int
@@ -43,7 +43,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class LayoutChange:
-    """An array with another layout or shape, or in one of the reports alone: its rows in the reports, or None."""
+    """An array whose layout or shape differs between reports, with its row in each, or None."""
 
     path: str
     before: Row | None

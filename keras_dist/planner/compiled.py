@@ -1,4 +1,4 @@
-"""`compile_for`: figures of the program that XLA compiles for a target, which need not exist here.
+"""`compile_for`: figures of the program that XLA compiles for a target, whose devices need not exist.
 
 A separate process compiles it, so that settings and memory of compilers do not remain in this process.
 """
@@ -36,7 +36,7 @@ _SIZE = r"([\d.]+)([KMGT]?)"
 
 @dataclasses.dataclass(frozen=True)
 class CompiledFigures:
-    """Figures of a compiled program, of one device.
+    """Figures of a compiled program, per device.
 
     Attributes:
         target: name of the target.

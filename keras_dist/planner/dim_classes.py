@@ -91,7 +91,7 @@ class DimClasses:
 
     @functools.cached_property
     def screen(self) -> Screen:
-        """The step, for propagation under other layouts."""
+        """The step, for propagation of other layouts."""
         return Screen(self.program)
 
     def names_of(self, path: str) -> tuple[str | None, ...]:
@@ -223,7 +223,7 @@ def dim_classes(model_or_factory: Any, batch: PyTree, optimizer: Any = None, los
 
 
 class OneDevice(ModelParallel):
-    """Distribution for tracing a step before its layouts are known; it notes the names that the model gives to dims."""
+    """Distribution for tracing a step before its layouts are known; it records the dim names in the model."""
 
     def __init__(self, axis_names: Sequence[str] = ("batch",)) -> None:
         super().__init__(LayoutMap(DeviceMesh([1] * len(axis_names), axis_names, list_devices()[:1])))

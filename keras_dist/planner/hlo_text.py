@@ -40,7 +40,7 @@ class Instruction:
 
     @functools.cached_property
     def called(self) -> dict[str, list[str]]:
-        """The computations that the instruction runs, by role, without the function of a reduction."""
+        """The computations that the instruction calls, by role, except functions of reductions."""
         found: dict[str, list[str]] = {}
         for role, name in _CALLED.findall(self.attributes):
             if role != "to_apply" or self.opcode in ("call", "call-start"):
@@ -121,7 +121,7 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def turns_of(computations: Computations, computation: Computation, loop: Instruction) -> int:
-    """Return the trip count of a `while` in `computation`: as noted by XLA, or between constants; 0 if unknown."""
+    """Return the trip count of a `while` in `computation`, as XLA recorded it or by constant bounds; 0 if unknown."""
     if known := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}'):
         return int(known)
     (condition,), (body,) = loop.called["condition"], loop.called["body"]

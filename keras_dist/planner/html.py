@@ -141,11 +141,7 @@ def _problems(report: PlanReport) -> tuple[str, str, str]:
 
 
 def _assumed(report: PlanReport) -> tuple[str, str, str]:
-    return "Assumed", "", "".join(map(html_tables.paragraph, report.assumed))
-
-
-def _kernels(report: PlanReport) -> tuple[str, str, str]:
-    return "Kernels", "", "".join(map(html_tables.paragraph, report.kernels))
+    return "Chosen and assumed", "", "".join(map(html_tables.paragraph, (*report.kernels, *report.assumed)))
 
 
 def _mesh(report: PlanReport) -> tuple[str, str, str]:
@@ -295,16 +291,4 @@ def _layout(report: PlanReport) -> tuple[str, str, str]:
     return "Layout", "exact", layout_html(_rows(report)) + (more if slots else "")
 
 
-_SECTIONS = (
-    _problems,
-    _assumed,
-    _kernels,
-    _mesh,
-    _target,
-    _memory,
-    _collectives,
-    _differences,
-    _shards,
-    _layout,
-    _activations,
-)
+_SECTIONS = (_problems, _assumed, _mesh, _target, _memory, _collectives, _differences, _shards, _layout, _activations)

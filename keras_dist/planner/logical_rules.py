@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from keras_dist._support.arguments import argument_error
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.lint import frames_inside
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.strategy import resolve_axes
@@ -131,4 +130,4 @@ def warn_of_unsharded(left: Sequence[Unsharded]) -> None:
     """Warn of dims that stay unsharded although their class is sharded."""
     if left:
         listed = "; ".join(str(each) for each in left[:5]) + (f"; and {len(left) - 5} more" if len(left) > 5 else "")
-        warnings.warn(f"not sharded: {listed}", LayoutWarning, stacklevel=frames_inside())
+        warn(f"not sharded: {listed}", LayoutWarning)

@@ -2,7 +2,7 @@
 
 XLA allocates what it does not fuse: products, convolutions, lookups, reductions, collectives, the state of loops. A
 chain of elementwise operations is computed where it is needed, so its inputs live as long as its last reader. This
-module follows these rules before compilation; `tests/planner/memory_bank.py` compares its figures with those of XLA.
+module follows these rules before compilation; `tests/planner/memory_bank.py` compares its figures with XLA.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class _Simulation:
             inside = self._inside(operation)
             for place, result in enumerate(operation.results):
                 if self._roots.get(result) != frozenset([result]):
-                    continue  # no array of its own
+                    continue  # it is part of another array
                 end = len(block.operations) if result in returned else max(last.get(result, index), index)
                 if self._is_in_place(operation, result, index, carried, returned):
                     continue

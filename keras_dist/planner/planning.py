@@ -36,6 +36,7 @@ def plan(
     loss: Any = None,
     target: str | Target | None = None,
     *,
+    remat: str | None = None,
     compiles: bool = True,
     timeout_seconds: float = 600,
 ) -> PlanReport:
@@ -55,6 +56,7 @@ def plan(
             notes.
         target: the machine to plan for, such as `"v5p:4x4x4"`; see `planner.target`. The report then has the least time
             of a step, and whether it fits. The default distribution is data parallel on all devices of the target.
+        remat: replaces `remat` of `compile`.
         compiles: whether the step is compiled for the target, in a separate process. This needs the extra `tpu` or
             `cuda`; without it the report has the other tiers.
         timeout_seconds: longest compilation; then the report has the other tiers [s].
@@ -85,7 +87,7 @@ def plan(
     if machine is not None and distribution is None and not is_placed:
         distribution = DataParallel(DeviceMesh({"batch": machine.device_count}, devices=devices(machine)))
     platform = None if machine is None else machine.platform
-    program = trace_step(model_or_factory, batch, distribution, optimizer, loss, platform=platform)
+    program = trace_step(model_or_factory, batch, distribution, optimizer, loss, platform=platform, remat=remat)
     step = propagate(program.lowered)
     rules = program.distribution.layout_map
     rule_of: Callable[[str], str | None] = (lambda path: None) if rules is None else rules.match

@@ -14,7 +14,7 @@ import numpy as np
 from keras_dist._support.arguments import argument_error, check_axis_sizes, check_number, check_option
 from keras_dist.errors import MeshError
 from keras_dist.planner.propagation import Collective, Kind
-from keras_dist.planner.targets import Place, Target, as_target, places_in_mesh
+from keras_dist.planner.targets import Target, TargetDevice, as_target, places_in_mesh
 
 Axes = tuple[str, ...]
 
@@ -126,12 +126,12 @@ def roofline(
     )
 
 
-def group_of(places: np.ndarray, names: Sequence[str], axes: Axes) -> list[Place]:
+def group_of(places: np.ndarray, names: Sequence[str], axes: Axes) -> list[TargetDevice]:
     """Return the first group of devices that exchange along axes of a mesh."""
     return list(places[tuple(slice(None) if name in axes else 0 for name in names)].flat) if axes else [places.flat[0]]
 
 
-def collective_seconds(target: Target, kind: Kind, nbytes: float, group: Sequence[Place]) -> float:
+def collective_seconds(target: Target, kind: Kind, nbytes: float, group: Sequence[TargetDevice]) -> float:
     """Return the time of one collective of a group of devices [s].
 
     A group of `n` devices in `s` slices (TPUs) or hosts (GPUs), `m = n / s` in each, exchanges in two steps, as
@@ -170,7 +170,7 @@ def collective_seconds(target: Target, kind: Kind, nbytes: float, group: Sequenc
     return 2 * once if kind == "all_reduce" else once
 
 
-def _dims(target: Target, group: Sequence[Place]) -> list[tuple[int, float]]:
+def _dims(target: Target, group: Sequence[TargetDevice]) -> list[tuple[int, float]]:
     """Return, for each dim of the torus in which a group extends, its extent and the bandwidth of a device [B/s]."""
     chip = target.chip
     if target.platform != "tpu":

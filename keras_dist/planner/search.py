@@ -29,7 +29,7 @@ _FLOPS_PER_SECOND, _MEMORY_BYTES_PER_SECOND, _LINK_BYTES_PER_SECOND = 2e14, 1e12
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A layout that was tried, and its costs. Bytes are of one device.
+    """An evaluated layout with its costs. Bytes are per device.
 
     Attributes:
         mesh: sizes of the axes of the mesh.
@@ -59,7 +59,7 @@ class Candidate:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one device, at most."""
+        """Largest memory of one device [bytes]."""
         return self.state_nbytes + self.activation_nbytes
 
 
@@ -223,7 +223,10 @@ def fully_sharded(
 
 
 def with_gathers(step: Propagated, gathered: int, axes: tuple[str, ...]) -> Propagated:
-    """Return a step with fully sharded weights: `gathered` bytes twice, and gradients reduced and scattered."""
+    """Add the collectives of fully sharded weights to a step.
+
+    The weights, `gathered` bytes, are gathered twice, and their gradients are reduced and scattered.
+    """
     left, exchanged = gathered, list[Collective]()
     for each in step.collectives:
         if each.kind == "all_reduce" and each.axes == axes and 0 < each.nbytes_per_step <= left:
@@ -249,7 +252,7 @@ def nbytes_of(rows: Iterable[Row], layouts: Mapping[str, Sequence[Axis]], sizes:
 
 
 def meshes_of(devices: int) -> list[dict[str, int]]:
-    """Return the meshes `data` x `model` of so many devices, those with more shards of the batch first."""
+    """Return the meshes `data` x `model` of `count` devices, those with more batch shards first."""
     sizes = [size for size in range(2, devices + 1) if devices % size == 0]
     return [{"data": devices}, *({"data": devices // size, "model": size} for size in sizes)]
 

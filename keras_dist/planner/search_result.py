@@ -32,7 +32,7 @@ class SearchResult:
 
     Attributes:
         distribution: the strategy under which to create the model.
-        layout_map: its rules.
+        layout_map: the layout rules.
         best: the costs of the layout.
         candidates: all layouts that were tried, the best first.
         unsharded: dims that stay unsharded although their class is sharded.

@@ -1,4 +1,4 @@
-"""Machines to plan for, which need not exist here: `target("v5e:4x4")`."""
+"""Machines to plan for, whose devices need not exist: `target("v5e:4x4")`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,16 @@ _KINDS = {
     "v5p": "TPU v5",
     "v6e": "TPU v6 lite",
     "tpu7x": "TPU7x",
+    "a100": "NVIDIA A100-SXM4-80GB",
+    "h100": "NVIDIA H100 80GB HBM3",
+    "h200": "NVIDIA H200",
+    "b200": "NVIDIA B200",
 }
+"""`device_kind` of the devices of a chip in JAX."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class TargetDevice:
     """A device of a target, with the attributes of a `jax.Device` by which JAX arranges TPUs along their links."""
 
     id: int
@@ -78,7 +83,7 @@ class Target:
 
     @property
     def device_count(self) -> int:
-        """Number of JAX devices; a chip of two cores has two."""
+        """Number of JAX devices; a chip with two cores counts as two."""
         return self.slices * math.prod(self.shape) * self.chip.devices
 
     @property
@@ -87,7 +92,7 @@ class Target:
         return self.chip.hbm_nbytes // self.chip.devices
 
     @functools.cached_property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[TargetDevice, ...]:
         """The devices by number, slice by slice."""
         return tuple(_gpus(self) if self.platform == "cuda" else _torus(self))
 
@@ -132,6 +137,35 @@ def target(name: str) -> Target:
     return Target(name, chip, shape, slices)
 
 
+def target_of(devices: Iterable[Any]) -> Target | None:
+    """Return the machine that these devices are all of; None for CPUs and for devices whose figures are not known.
+
+    GPUs of one process count as one host.
+
+    Args:
+        devices: devices of JAX.
+    """
+    found = list(devices)
+    kinds, chips = {device.device_kind for device in found}, {kind: CHIPS[name] for name, kind in _KINDS.items()}
+    chip = chips.get(*kinds) if len(kinds) == 1 else None
+    if chip is None:
+        return None
+    slices = len({getattr(device, "slice_index", 0) for device in found})
+    if chip.platform == "cuda":
+        hosts = len({device.process_index for device in found}) // slices
+        shape, more = (slices, hosts, len(found) // max(hosts * slices, 1)), ""
+    else:
+        corners = [device.coords for device in found]
+        extents = [max(each) - min(each) + 1 for each in zip(*corners, strict=True)]
+        used = max([2, *(dim + 1 for dim, size in enumerate(extents) if size > 1)])
+        shape, more = extents[:used], f"*{slices}" if slices > 1 else ""
+    try:
+        machine = target(f"{chip.name}:{'x'.join(map(str, shape))}{more}")
+    except ConfigError:
+        return None
+    return machine if machine.device_count == len(found) else None
+
+
 def devices(target: str | Target, mesh_shape: Sequence[int] | None = None) -> list[str]:
     """Return the names of a target's devices, for a mesh of devices that need not exist here.
 
@@ -160,7 +194,7 @@ def devices(target: str | Target, mesh_shape: Sequence[int] | None = None) -> li
 
 
 def as_target(name: str | Target) -> Target:
-    """Return a target that is given as such or by name."""
+    """Return a target; convert the name of a target."""
     return name if isinstance(name, Target) else target(name)
 
 
@@ -183,7 +217,7 @@ def places_in_mesh(target: Target, shape: Sequence[int], names: Sequence[str] | 
     return found.reshape(tuple(shape))
 
 
-def _torus(target: Target) -> list[Place]:
+def _torus(target: Target) -> list[TargetDevice]:
     """Return TPUs, numbered along the first dim first, with the cores of a chip next to each other; or CPUs."""
     chip, found = target.chip, []
     kind, shape = _KINDS.get(chip.name, chip.name), target.shape
@@ -200,15 +234,15 @@ def _torus(target: Target) -> list[Place]:
             for core in range(chip.devices):
                 identity = first + index * chip.devices + core
                 host_of_all = number * hosts + host if chip.platform == "tpu" else 0
-                found.append(Place(identity, number, host_of_all, coords, core, chip.platform, kind))
+                found.append(TargetDevice(identity, number, host_of_all, coords, core, chip.platform, kind))
     return found
 
 
-def _gpus(target: Target) -> list[Place]:
+def _gpus(target: Target) -> list[TargetDevice]:
     hosts, each = target.shape
     sizes = (target.slices, hosts, each)
     return [
-        Place(index, number, number * hosts + host, (gpu,), 0, "gpu", f"NVIDIA {target.chip.name.upper()}")
+        TargetDevice(index, number, number * hosts + host, (gpu,), 0, "gpu", _KINDS[target.chip.name])
         for index, (number, host, gpu) in enumerate(itertools.product(*map(range, sizes)))
     ]
 

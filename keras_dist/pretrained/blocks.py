@@ -40,10 +40,7 @@ def blocks(
 def run_blocks(
     layers: Any, config: NetworkConfig, hidden: jax.Array, spans: tuple[Span, Span], cache: Cache | None = None
 ) -> tuple[jax.Array, Cache | None]:
-    """Return the output of all blocks, and the cache with the new keys and values.
-
-    `hidden` is (batch, length, hidden_size), `spans` are the places of queries and keys, which `cache` has noted.
-    """
+    """Return the output of all blocks, and the cache with new keys and values; it has noted the places in `spans`."""
     if isinstance(layers, Block):
         return _run_stack(layers, config, hidden, spans, cache)
     start = 0 if cache is None else cache.index - hidden.shape[1]

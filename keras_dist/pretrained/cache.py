@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._support.types import DTypeLike
+from keras_dist.errors import ModelError
 from keras_dist.pretrained.attending import Span
 from keras_dist.pretrained.config import NetworkConfig
 
@@ -23,7 +24,8 @@ _EMPTY = -1
 class Slots(NamedTuple):
     """Keys and values in the slots of one layer, or of a stack of layers, of which `layer` is called.
 
-    They are (batch, slots, kv_heads, head_dim), with a leading dim for a stack. `start` is the first free slot.
+    They are (batch, slots, kv_heads, head_dim), of a stack (batch, layers, slots, kv_heads, head_dim). `start` is the
+    first free slot.
     """
 
     keys: jax.Array
@@ -35,7 +37,7 @@ class Slots(NamedTuple):
         """Return the slots with keys and values (batch, length, kv_heads, head_dim) in the free ones."""
         place = (0, self.start, 0, 0)
         if self.layer is not None:
-            key, value, place = key[None], value[None], (self.layer, *place)
+            key, value, place = key[:, None], value[:, None], (0, self.layer, self.start, 0, 0)
         keys, values = (
             jax.lax.dynamic_update_slice(slots, new.astype(slots.dtype), place)
             for slots, new in ((self.keys, key), (self.values, value))
@@ -47,7 +49,7 @@ class Slots(NamedTuple):
         if self.layer is None:
             return self.keys, self.values
         keys, values = (
-            jax.lax.dynamic_index_in_dim(slots, self.layer, keepdims=False) for slots in (self.keys, self.values)
+            jax.lax.dynamic_index_in_dim(slots, self.layer, 1, keepdims=False) for slots in (self.keys, self.values)
         )
         return keys, values
 
@@ -56,7 +58,8 @@ class Cache(NamedTuple):
     """Keys and values of the tokens that a decoder has seen.
 
     Attributes:
-        keys: for each layer an array (batch, slots, kv_heads, head_dim); of scanned layers one with a leading dim.
+        keys: for each layer an array (batch, slots, kv_heads, head_dim); of scanned layers one array
+            (batch, layers, slots, kv_heads, head_dim).
         values: like `keys`.
         index: number of slots that are in use, a scalar.
         positions: position of the token in each slot, (batch, slots).
@@ -75,7 +78,8 @@ class Cache(NamedTuple):
         heads = config.attention
         shape = (batch_size, slots, heads.num_kv_heads, heads.head_dim)
         if scan:
-            keys, values = (jnp.zeros((config.num_layers, *shape), dtype) for _ in range(2))
+            stack = (batch_size, config.num_layers, *shape[1:])
+            keys, values = (jnp.zeros(stack, dtype) for _ in range(2))
         else:
             keys, values = (tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers)) for _ in range(2))
         places = jnp.zeros((batch_size, slots), jnp.int32)
@@ -83,6 +87,9 @@ class Cache(NamedTuple):
 
     def noted(self, positions: jax.Array, segments: jax.Array) -> Cache:
         """Return the cache with the places of new tokens (batch, length) noted, and their slots in use."""
+        if positions.shape[1] > self.positions.shape[1]:
+            given = f"{positions.shape[1]} tokens for {self.positions.shape[1]} slots"
+            raise ModelError("the cache has too few slots", given=given, fix="model.empty_cache(rows, slots=...)")
         place = (0, self.index)
         return self._replace(
             index=self.index + positions.shape[1],

@@ -187,7 +187,7 @@ class NormConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
-    """Options of decoders and encoders.
+    """Options of decoders and encoders; one error lists all that are not valid.
 
     Attributes:
         family: name of the family, the `model_type` of `config.json`.
@@ -269,9 +269,6 @@ class EncoderConfig(NetworkConfig):
         final_norm: whether the last hidden vectors are normalized.
         pooled_size: size of the pooled first vector; None for none.
         pooled_activation: activation of the pooled vector.
-
-    Raises:
-        ConfigError: options are not valid; all are listed.
     """
 
     vocab_size: int | None = None

@@ -19,6 +19,8 @@ from keras_dist.pretrained.block import kernel_initializer, norm
 from keras_dist.pretrained.blocks import blocks, run_blocks
 from keras_dist.pretrained.cache import Cache
 from keras_dist.pretrained.config import DecoderConfig
+from keras_dist.pretrained.weight_maps import weight_map
+from keras_dist.storage.weight_map import WeightMap
 
 
 class Decoder(Model):
@@ -110,7 +112,7 @@ class Decoder(Model):
 
         Args:
             batch_size: number of rows.
-            slots: number of tokens in a row that it can hold, padding included.
+            slots: number of tokens in a row that it can hold, padding included. Tokens beyond replace the last ones.
         """
         return Cache.empty(self.config, batch_size, slots, self.compute_dtype, self.scan)
 
@@ -119,6 +121,9 @@ class Decoder(Model):
         super().build((None, None) if input_shape is None else input_shape)
 
     build.creates_weights = True  # type: ignore[attr-defined]
+
+    def _map_of_base(self) -> WeightMap:
+        return weight_map(self)
 
     def _embedded(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         hidden = self._members["embedding"](tokens)

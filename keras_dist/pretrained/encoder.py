@@ -18,6 +18,8 @@ from keras_dist.pretrained.block import kernel_initializer, norm
 from keras_dist.pretrained.blocks import blocks, run_blocks
 from keras_dist.pretrained.config import EncoderConfig
 from keras_dist.pretrained.decoder import parts_of
+from keras_dist.pretrained.weight_maps import weight_map
+from keras_dist.storage.weight_map import WeightMap
 
 
 class TokenEmbedding(Layer):
@@ -75,9 +77,7 @@ class Encoder(Model):
 
     Args:
         config: the options.
-        scan: see `Decoder`.
-        remat: see `Decoder`.
-        initializer: see `Decoder`.
+        scan, remat, initializer: see `Decoder`.
         **kwargs: see `Model`.
 
     Raises:
@@ -131,3 +131,6 @@ class Encoder(Model):
         super().build(shape if input_shape is None else input_shape)
 
     build.creates_weights = True  # type: ignore[attr-defined]
+
+    def _map_of_base(self) -> WeightMap:
+        return weight_map(self)

@@ -7,11 +7,10 @@ and paths of weights against names in the file. What no table can say is in `opt
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from keras_dist.distribution.lint import frames_inside
+from keras_dist._support.located_warnings import warn
 from keras_dist.errors import ConfigError, cause, shorten, unknown_name_error
 from keras_dist.pretrained.config import DecoderConfig, NetworkConfig, Rotary
 
@@ -148,7 +147,7 @@ class Family:
             text = (
                 f"config.json has entries that are unknown for {self.model_type!r}, and ignored: {', '.join(unknown)}"
             )
-            warnings.warn(text, stacklevel=frames_inside())
+            warn(text)
 
 
 _families: dict[str, Family] = {}

@@ -6,19 +6,18 @@ import dataclasses
 import json
 import os
 import pathlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from keras_dist._support.arguments import check_kind
 from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ConfigError, FileMissingError, ModelError, cause, shorten
-from keras_dist.interop import Joined, WeightMap
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.pretrained.config import DecoderConfig, NetworkConfig
 from keras_dist.pretrained.decoder import Decoder
 from keras_dist.pretrained.encoder import Encoder
 from keras_dist.pretrained.family import family_named
+from keras_dist.pretrained.weight_maps import weight_map
 from keras_dist.saving.regular_files import read_regular
 from keras_dist.saving.tensor_files import SUFFIX, TensorReader, index_path
 
@@ -42,10 +41,7 @@ def describe(
 
     Args:
         folder: a folder with a `config.json` of `transformers`, or the path of the file.
-        dtype: see `load`.
-        scan: see `load`.
-        remat: see `load`.
-        attention: see `load`.
+        dtype, scan, remat, attention: see `load`.
 
     Raises:
         ConfigError: the file cannot be read, or has options that are not supported; all are listed.
@@ -152,30 +148,6 @@ def read_config(folder: str | os.PathLike[str]) -> NetworkConfig:
     return family_named(document.get("model_type")).read(document)
 
 
-def weight_map(model: Network, ignore: Sequence[str] = (), names_in_file: Iterable[str] | None = None) -> WeightMap:
-    """Return the names and forms of a network's weights in files of `transformers`, by default in new files."""
-    family = family_named(model.config.family)
-    paths = [weight.path for weight in model.weights]
-    tied = isinstance(model.config, DecoderConfig) and model.config.tied_head
-    has_prefix = family.has_prefix(model.config)
-    if family.prefix and names_in_file is not None:
-        has_prefix = any(name.startswith(family.prefix) for name in names_in_file)
-
-    def stripped(name: Any) -> Any:
-        if has_prefix or not family.prefix:
-            return name
-        if isinstance(name, Joined):
-            return dataclasses.replace(name, names=tuple(map(stripped, name.names)))
-        return name.removeprefix(family.prefix)
-
-    return WeightMap(
-        names={path: stripped(name) for path, name in _used(family.names, paths).items()},
-        transform=_used(family.transform, paths),
-        tied={name: stripped(other) for name, other in family.copies.items()} if tied else {},
-        ignored=(*family.ignored, *ignore),
-    )
-
-
 def _attending(config: NetworkConfig, implementation: str) -> NetworkConfig:
     return dataclasses.replace(config, attention=dataclasses.replace(config.attention, implementation=implementation))
 
@@ -189,14 +161,3 @@ def _names_in(folder: str | os.PathLike[str]) -> Iterable[str] | None:
     """Return the names of the arrays in a folder; None for `load_weights` to report missing files."""
     path = pathlib.Path(folder) / f"model{SUFFIX}"
     return TensorReader("load", path).shapes if path.exists() or index_path(path).exists() else None
-
-
-def _used(rules: Mapping[Any, Any], paths: Iterable[str]) -> dict[Any, Any]:
-    """Return the rules that match a path: tables of a family are for all of its networks."""
-    paths = list(paths)
-
-    def is_used(rule: str) -> bool:
-        compiled = re.compile(rule.replace("/{}", r"(?:/\d+)?"))
-        return any(map(compiled.fullmatch, paths))
-
-    return {key: value for key, value in rules.items() if any(map(is_used, [key] if isinstance(key, str) else key))}

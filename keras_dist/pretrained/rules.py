@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import Any
 
 from keras_dist._support.arguments import argument_error
+from keras_dist._support.located_warnings import warn
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.lint import frames_inside
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.strategy import resolve_axes
 from keras_dist.errors import DistributionError, LayoutWarning
@@ -73,7 +72,7 @@ def _axes(config: Any, mesh: DeviceMesh, axis: str) -> list[str | None]:
     if left:
         listed = ", ".join(f"{name}={count}" for name, count in left.items())
         text = f"axis {axis!r} of size {size} does not divide {listed}: the weights with these dims are replicated"
-        warnings.warn(text, LayoutWarning, stacklevel=frames_inside())
+        warn(text, LayoutWarning)
     if "num_heads" in left:
         left["num_kv_heads"] = heads.num_kv_heads  # scores would need them whole
     return [None if name in left else axis for name in counts]

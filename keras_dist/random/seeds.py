@@ -73,7 +73,7 @@ def next_seed() -> int:
 
 @contextlib.contextmanager
 def unchanged_seeds() -> Generator[None]:
-    """Restore the number of seeds that `next_seed` has returned."""
+    """Context manager that restores the position of `next_seed` at exit."""
     global _drawn
     before = _drawn
     try:
@@ -106,7 +106,7 @@ def unseeded_key() -> jax.Array:
 
 @contextlib.contextmanager
 def key_stream(key: jax.Array) -> Generator[None]:
-    """Let `next_key` return `key` folded with 0, 1, ... inside, in the order of the calls."""
+    """Context manager in which `next_key` returns `key` folded with 0, 1, 2, ..., in the order of the calls."""
     token = _stream.set(jax.random.fold_in(key, count) for count in itertools.count())
     try:
         yield
@@ -115,7 +115,7 @@ def key_stream(key: jax.Array) -> Generator[None]:
 
 
 class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
-    """The position `[seed, draws]` of a generator, as a variable of Keras."""
+    """The state `[seed, draws]` of a generator, with the attributes of a Keras variable."""
 
     trainable = False
     is_key = True

@@ -1,4 +1,6 @@
-"""Folders in buckets, as `gs://bucket/folder`: objects whose names begin alike, reached through etils.
+"""Paths in buckets such as `gs://bucket/folder`, through etils.
+
+A bucket has no folders: a folder is the set of objects whose names share a prefix.
 
 A bucket has no locks and no renames; an object in it is whole or not there.
 """
@@ -21,11 +23,11 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # of at least two letters: o
 
 
 def folder_path(path: str) -> pathlib.Path:
-    """Return the path of a folder of this system, or of a folder in a bucket.
+    """Return `path` as a `pathlib.Path`, or as an etils path for a bucket.
 
     Raises:
-        CheckpointError: it is of a kind of storage that orbax does not write to.
-        MissingExtraError: it is in a bucket, and the package that reaches it is not installed.
+        CheckpointError: orbax does not support this kind of storage.
+        MissingExtraError: the package for this kind of bucket is not installed.
     """
     if path.startswith(_PREFIX):
         place = epath.Path(path)
@@ -39,12 +41,12 @@ def folder_path(path: str) -> pathlib.Path:
 
 
 def is_elsewhere(path: str) -> bool:
-    """Whether a path names storage other than a folder of this system."""
+    """Whether a path names storage outside the local file system."""
     return _SCHEME.match(path) is not None
 
 
 def in_bucket(path: pathlib.PurePath) -> bool:
-    """Whether a path of `folder_path` is in a bucket."""
+    """Whether a path is in a bucket."""
     return str(path).startswith(_PREFIX)
 
 
@@ -82,7 +84,7 @@ def _objects_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def size_of(path: pathlib.Path) -> int:
-    """Return the bytes of a file, of a link its own."""
+    """Return the size of a file [bytes]; links are not followed."""
     return cast(Any, path.stat()).length if in_bucket(path) else path.lstat().st_size
 
 
@@ -92,5 +94,5 @@ def absolute(path: pathlib.Path) -> pathlib.Path:
 
 
 def resolved(path: pathlib.Path) -> pathlib.Path:
-    """Return the absolute path without links, of which buckets have none."""
+    """Return the absolute path with links resolved; paths in buckets have no links."""
     return path if in_bucket(path) else path.resolve()

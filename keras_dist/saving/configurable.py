@@ -1,4 +1,4 @@
-"""`Configurable`: a class whose instances know the arguments they were made with.
+"""`Configurable`: base of classes that record their constructor arguments.
 
 Overriding a method that is never called is refused when the class is made: it would be dropped silently.
 """
@@ -21,7 +21,7 @@ from keras_dist.saving.serialization import (
 
 
 def absent(obj: object, name: str, hint: str = "") -> AttributeError:
-    """Return the error for a missing attribute, also where a constructor does not call `super().__init__`.
+    """Return the error for a missing attribute; it names a constructor that does not call `super().__init__`.
 
     Args:
         obj: the object without the attribute.
@@ -44,7 +44,7 @@ def not_initialised(obj: object) -> ConstructorError:
 
 
 class Configurable:
-    """Base of classes whose instances know the arguments they were made with, for `get_config` and `from_config`.
+    """Base of classes that record their constructor arguments, for `get_config` and `from_config`.
 
     A subclass whose state is more than its arguments overrides `get_config`, as in Keras.
     """
@@ -75,7 +75,7 @@ class Configurable:
         """Return the arguments of the constructor as plain values: numbers, strings, lists, tuples, and dicts of these.
 
         Raises:
-            ConfigError: an argument cannot be written down, or has no name.
+            ConfigError: an argument cannot be serialized.
         """
         arguments = self._config_arguments()
         if unnamed := [name for name in arguments if name.startswith("*")]:
@@ -90,7 +90,7 @@ class Configurable:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Make an object with the arguments that `get_config` gave.
+        """Create an object from the arguments that `get_config` returned.
 
         Raises:
             ConfigError: the constructor does not take these arguments, or one of them is a lambda.

@@ -1,4 +1,4 @@
-"""Drafts: temporary folders in which files are written before they are moved to their place; and errors of writing.
+"""Drafts: temporary folders whose files are moved to their place once they are complete.
 
 Each writer holds a `flock` of the folder of its draft, which the system releases however the process ends. Where
 folders have no locks, drafts of others stay.
@@ -12,9 +12,9 @@ import os
 import pathlib
 import re
 import shutil
-import warnings
 from collections.abc import Generator
 
+from keras_dist._support.located_warnings import warn
 from keras_dist.errors import CheckpointWarning, KerasDistError, WriteDeniedError, WriteError, WriteFolderError, shorten
 from keras_dist.saving.locks import lock_folder, unlock_folder
 
@@ -29,7 +29,7 @@ _SYSTEM = re.compile(r"\bos[ _]error(?:_code)?[ =']*(?P<number>\d+)", re.IGNOREC
 
 @contextlib.contextmanager
 def writing_to(place: str | os.PathLike[str]) -> Generator[None]:
-    """Make system errors, such as a full disk or a folder that may not be written, errors that name the path.
+    """Enter a context in which system errors, such as a full disk, become errors that name the path.
 
     Raises:
         WriteError: instead of such an error, or of one that a library has made of it.
@@ -46,17 +46,17 @@ def writing_to(place: str | os.PathLike[str]) -> Generator[None]:
         text = error.strerror if isinstance(error, OSError) and error.filename is not None else None
         text = text or (str(error) if number is None else os.strerror(number))
         kind, fix = _kind_of(number)
-        told = kind(
+        raised = kind(
             f"{os.fspath(place)!r} was not written: {text}",
             given=f"{type(error).__name__}: {shorten(str(error))}",
             fix=fix,
         )
-        told.errno, told.strerror, told.filename = number, text, os.fspath(place)
-        raise told from error
+        raised.errno, raised.strerror, raised.filename = number, text, os.fspath(place)
+        raise raised from error
 
 
 def write_text(place: pathlib.Path, text: str) -> None:
-    """Write a file of text; system errors name the path."""
+    """Write a text file; system errors name the path."""
     with writing_to(place):
         place.write_text(text, encoding="utf-8")
 
@@ -92,9 +92,9 @@ def _number_of(error: Exception) -> int | None:
 
 @contextlib.contextmanager
 def draft_of(place: pathlib.Path) -> Generator[pathlib.Path]:
-    """Make a private temporary folder beside a path, and remove it at the end.
+    """Create a private temporary folder beside a path, and remove it at exit.
 
-    Drafts that killed writers of the path left are removed first, except on systems without locks of folders.
+    Drafts of killed writers of this path are removed first, except on systems without locks of folders.
 
     Raises:
         OSError: the parent folder does not exist, or may not be written.
@@ -115,7 +115,10 @@ def draft_of(place: pathlib.Path) -> Generator[pathlib.Path]:
 
 
 def new_draft(place: pathlib.Path, mode: int = 0o777) -> tuple[str, int | None]:
-    """Make a folder beside a place, and lock it: return its number, and its lock; None where folders have no locks."""
+    """Create and lock a folder beside `place`.
+
+    Returns its number and its lock; the lock is None where folders have no locks.
+    """
     for count in range(_MOST_DRAFTS):
         number = f"{os.getpid()}-{count}" if count else f"{os.getpid()}"
         folder = draft_path(place, number)
@@ -143,7 +146,10 @@ def new_draft(place: pathlib.Path, mode: int = 0o777) -> tuple[str, int | None]:
 
 
 def left_drafts(place: pathlib.Path, locks: contextlib.ExitStack, is_only_writer: bool = False) -> list[pathlib.Path]:
-    """Lock and return the drafts of a place that nobody writes; with `is_only_writer` also locked and lockless ones."""
+    """Lock and return the drafts of a place without a running writer.
+
+    With `is_only_writer` also drafts that are locked or have no lock.
+    """
     left: list[pathlib.Path] = []
     for path in sorted(path for path in place.parent.iterdir() if place_of(path) == place and path.is_dir()):
         try:
@@ -156,14 +162,14 @@ def left_drafts(place: pathlib.Path, locks: contextlib.ExitStack, is_only_writer
 
 
 def remove_left(path: pathlib.Path, is_only_writer: bool = False) -> None:
-    """Remove a draft that was left, with a warning; where that is not allowed, only its only writer has an error."""
+    """Remove an abandoned draft, with a warning; if that is not permitted, only its only writer raises."""
     try:
         shutil.rmtree(path)
     except OSError:  # of another user, perhaps: no reason to save nothing
         if is_only_writer:
             raise
     else:
-        warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, 4)
+        warn(f"{path}: left by a process that was killed; removed", CheckpointWarning)
 
 
 def draft_path(place: pathlib.Path, number: str) -> pathlib.Path:
@@ -172,11 +178,11 @@ def draft_path(place: pathlib.Path, number: str) -> pathlib.Path:
 
 
 def place_of(path: pathlib.Path) -> pathlib.Path | None:
-    """Return the place that a draft, or what one has replaced, is for; None for other paths."""
+    """Return the final place of a draft, or of the content a draft replaced; None for other paths."""
     match = _DRAFT.fullmatch(path.name)
     return None if match is None else path.with_name(match["name"])
 
 
 def is_draft(path: pathlib.Path) -> bool:
-    """Whether a path is one of a draft, or of what one has replaced."""
+    """Whether a path is in a draft, or in the content a draft replaced."""
     return place_of(path) is not None

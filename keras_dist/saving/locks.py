@@ -1,4 +1,4 @@
-"""Locks of files and folders, which the system drops when their process ends.
+"""Locks of files and folders, which the system releases when their process exits.
 
 Locks are `flock`s with the owner in the file: the system drops them with the process, so that no lock is stale. On
 Windows, on disks without locks and in buckets nobody is refused.
@@ -35,7 +35,7 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Who holds the lock of a directory.
+    """The process that holds the lock of a directory.
 
     Attributes:
         text: process, machine, program and since when.
@@ -47,7 +47,7 @@ class Holder:
 
 
 class Lock:
-    """The right to write to a directory, held until `release` or the end of the process, however it ends.
+    """Exclusive right to write to a directory, until `release` or the exit of the process.
 
     Nobody is refused on Windows, and on file systems without locks, such as NFS without its lock service: there, users
     must make sure that only one job writes to a directory.
@@ -72,7 +72,7 @@ class Lock:
             raise
 
     def release(self) -> None:
-        """Let others write. Does nothing the second time."""
+        """Release the lock. Does nothing the second time."""
         if not self._file.closed:
             if fcntl is None:  # Windows removes no open files
                 self._file.close()
@@ -119,7 +119,7 @@ def _is_at(path: pathlib.Path, file: TextIO) -> bool:
 
 
 def holder_of(directory: pathlib.Path) -> Holder | None:
-    """Return who holds the lock of a directory, or was killed while holding it; None if nobody does."""
+    """Return the process that holds the lock of a directory, or was killed while holding it; else None."""
     try:
         owner = read_regular(directory / NAME).decode()
     except (OSError, ValueError):
@@ -161,7 +161,7 @@ def _described(owner: str) -> str:
 
 @contextlib.contextmanager
 def alone_in(folder: pathlib.Path) -> Generator[None]:
-    """Hold the lock of a folder, after waiting for it; on systems without such locks, do nothing."""
+    """Hold the lock of a folder, after waiting for it. Does nothing on systems without such locks."""
     with contextlib.ExitStack() as locks:
         with contextlib.suppress(OSError):
             locks.callback(unlock_folder, lock_folder(folder, waits=True))

@@ -32,28 +32,27 @@ def snake_case(name: str) -> str:
 
 
 def callable_with_one_array(found: Any) -> Any:
-    """Return what was found if it can be called with one argument, else None."""
+    """Return `found` if it can be called with one argument, else None."""
     return found if callable(found) and takes(found, None) else None
 
 
 class ObjectRegistry:
     """The objects of one kind by name.
 
-    It knows the objects that a package exports in its `__all__`: subclasses of `base`, by their own names and in snake
-    case, and functions; objects registered with `register_keras_serializable`; and objects of an open
-    `custom_object_scope`. Case is ignored.
+    Contains objects in `__all__` of a package: subclasses of `base`, by class name and in snake case, and functions.
+    Also objects registered with `register_keras_serializable`, and objects of an open `custom_object_scope`. Case is
+    ignored.
 
     Args:
         kind: the kind of the objects, for error messages.
         package: the name of the package that exports them.
-        base: the class whose subclasses count, or several; these themselves have no names.
-        accepted: what `get` takes besides a name and a config, for error messages.
-        example: code that makes such an object, for error messages.
-        convert: turns an object that was found into what `get` returns; None for an object of another kind.
-        wrong: description of an object of another kind, for error messages.
-        functions: whether the functions of the package count, too.
+        base: the base class, or several, which are not included themselves.
+        accepted: description of objects that `get` accepts, for error messages.
+        example: code that creates such an object, for error messages.
+        convert: converts an object to the result of `get`; returns None for an object of another kind.
+        functions: whether to include the functions of the package.
         aliases: more names, and the exported names they stand for.
-        spell: another spelling of the names of classes.
+        spell: function from the name of a class to its other spelling.
         error: the class of the error for an object of another kind.
     """
 
@@ -66,7 +65,6 @@ class ObjectRegistry:
         accepted: str,
         example: str,
         convert: Callable[[Any], Any],
-        wrong: str = "",
         functions: bool = False,
         aliases: Mapping[str, str] | None = None,
         spell: Callable[[str], str] = snake_case,
@@ -75,10 +73,9 @@ class ObjectRegistry:
         self._kind = kind
         self._package = package
         self._bases = base if isinstance(base, tuple) else (base,)
-        self._accepted = accepted
+        self._accepted = accepted if ", or " in accepted else f"or {accepted}"
         self._example = example
         self._convert = convert
-        self._wrong = wrong or f"must be {accepted}"
         self._functions = functions
         self._aliases = aliases or {}
         self._spell = spell
@@ -86,7 +83,7 @@ class ObjectRegistry:
 
     @functools.cached_property
     def names(self) -> dict[str, Any]:
-        """The exported objects by all of their names."""
+        """The exported objects, by each of their names."""
         package = importlib.import_module(self._package)
         exported = {name: getattr(package, name) for name in package.__all__}
         known = {name: found for name, found in exported.items() if self._counts(name, found)}
@@ -137,24 +134,28 @@ class ObjectRegistry:
         return converted
 
     def deserialize(self, config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-        """Return what `get` finds when `custom_objects` are known by name, too."""
+        """Return `get(config)`, with `custom_objects` as further names."""
         with custom_object_scope(custom_objects):
             return self.get(config)
 
     def refused(self, identifier: Any) -> KerasDistError:
         """Return the error for an object of another kind."""
-        expected = f"a name, a config, or {self._accepted}"
-        fix = f"for example {self._example}"
-        return self._error(f"`{self._kind}` {self._wrong}", given=with_type(identifier), expected=expected, fix=fix)
+        summary = f"`{self._kind}` must be a name, a config, {self._accepted}"
+        return self._error(summary, given=with_type(identifier), fix=f"for example {self._example}")
 
     def _named(self, name: str) -> Any:
         found = get_registered_object(name, module_objects=self.names)
         found = self._lower_case.get(name.lower()) if found is None else found
         if found is None:
+            near = did_you_mean(name, [*self.names, *get_custom_objects()])
+            # each name once: `MeanSquaredError` is also `mean_squared_error`
+            spelled = {name: self._spell(name) for name in self.names}
+            listed = sorted(name for name, other in spelled.items() if name == other or other not in spelled)
+            names = "a name" if near else f"one of {', '.join(listed)}"
             raise UnknownNameError(
-                f"unknown {self._kind} {name!r}{did_you_mean(name, [*self.names, *get_custom_objects()])}",
+                f"unknown {self._kind} {name!r}{near}",
                 given=f"{self._kind}={shorten(name)}",
-                expected=f"one of {', '.join(sorted(self.names))}; or {self._accepted}",
+                expected=f"{names}, a config, {self._accepted}",
                 fix="correct the name, or register your own: @saving.register_keras_serializable() gives it a name",
             )
         return found

@@ -1,4 +1,4 @@
-"""Custom classes and functions by name, so that configs can mention them."""
+"""Registry of custom classes and functions, by the names under which configs refer to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("cus
 
 
 def register_keras_serializable(package: str = "Custom", name: str | None = None) -> Callable[[_Object], _Object]:
-    """Return a decorator that registers a class or function under `package>name`, so that configs can mention it.
+    """Return a decorator that registers a class or function as `package>name`, for configs.
 
     Args:
         package: keeps the names of different projects apart.
@@ -61,7 +61,10 @@ def get_registered_name(obj: Any) -> str:
 def get_registered_object(
     name: str, custom_objects: Mapping[str, Any] | None = None, module_objects: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return the object of a name from `custom_objects`, the open scopes, the registry or `module_objects`, or None."""
+    """Return the object registered as `name`, or None.
+
+    Looks in `custom_objects`, the open scopes, the registry and `module_objects`, in this order.
+    """
     for table in (custom_objects or {}, _scoped.get(), _registered, module_objects or {}):
         if name in table:
             return table[name]
@@ -69,7 +72,7 @@ def get_registered_object(
 
 
 def named_in_a_package(name: str) -> Any:
-    """Return what is registered under this name in whatever package; None for nothing, and for more than one."""
+    """Return the only object registered under this name in any package; None for none or several."""
     tables = {**_registered, **_scoped.get()}
     found = [known for key, known in tables.items() if key.rpartition(">")[2] == name]
     return found[0] if len(found) == 1 else None
@@ -82,7 +85,7 @@ def get_custom_objects() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> Generator[None]:
-    """Context manager in which configs may refer to these objects by these names."""
+    """Context manager in which configs may refer to the given objects by name."""
     token = _scoped.set({**_scoped.get(), **(custom_objects or {})})
     try:
         yield

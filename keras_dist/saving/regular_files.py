@@ -8,16 +8,17 @@ of them than is stated.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from io import FileIO
 from typing import Any, TypeVar, cast
 
-from keras_dist.errors import OverwrittenError
+from keras_dist.errors import FileMissingError, KerasDistError, OverwrittenError
 from keras_dist.saving.buckets import in_bucket, size_of
 
 T = TypeVar("T")
@@ -30,14 +31,14 @@ MOST_BYTES = 2**28
 
 
 def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
-    """Open a regular file for reading; devices and pipes, which have no end, are refused, and do not block.
+    """Open a regular file for reading; refuse devices and pipes, which may block or never end.
 
     Args:
-        path: of the file.
+        path: path of the file.
         follow_links: whether it may be a symbolic link to a regular file.
 
     Raises:
-        OSError: it cannot be read, or is not a regular file.
+        OSError: the file cannot be read, or is not a regular file.
     """
     if in_bucket(path):
         return cast(Any, path.open("rb"))
@@ -46,6 +47,23 @@ def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
     wanted = ["O_BINARY", "O_NONBLOCK"] + ["O_NOFOLLOW"] * (not follow_links)  # should it be another one now
     descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in wanted))  # Windows lacks some
     return os.fdopen(descriptor, "rb", buffering=0)
+
+
+@contextlib.contextmanager
+def explaining_missing(caller: str, filepath: object) -> Generator[None]:
+    """Enter a context in which the error for a missing file names `caller` and `filepath`.
+
+    Raises:
+        FileMissingError: the file does not exist.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        if isinstance(error, KerasDistError):
+            raise
+        missing = str(error).rpartition("directory: ")[2].strip("'")  # safetensors sets no `filename`
+        summary, given = f"{caller}: {missing!r} does not exist", f"filepath={str(filepath)!r}"
+        raise FileMissingError(summary, given=given, fix="correct the path") from error
 
 
 def read_regular(path: pathlib.Path, follow_links: bool = False) -> bytes:
@@ -58,7 +76,7 @@ def read_regular(path: pathlib.Path, follow_links: bool = False) -> bytes:
 
 
 def identity_of(path: pathlib.Path) -> tuple[int, ...] | None:
-    """Return what tells a file or a folder from another one that takes its place; None in buckets, and for nothing."""
+    """Return device, inode and time of change of a path, to detect its replacement; None in buckets or if missing."""
     try:
         found = None if in_bucket(path) else os.stat(path)
     except OSError:
@@ -74,7 +92,7 @@ def overwritten(caller: str, path: pathlib.Path) -> OverwrittenError:
 
 
 def retried(read: Callable[[], T]) -> T:
-    """Return what a function reads, which is called again, after some time, if files are overwritten meanwhile."""
+    """Return `read()`; call it again after a wait while another process replaces the files."""
     for wait in WAITS:
         try:
             return read()

@@ -24,6 +24,7 @@ from keras_dist.saving.registry import (
     get_registered_object,
     named_in_a_package,
 )
+from keras_dist.saving.shared_objects import known, note_read, note_written
 
 _HOUSE = "keras_dist"
 
@@ -62,14 +63,14 @@ _lambdas_kept: contextvars.ContextVar[bool] = contextvars.ContextVar("lambdas_ke
 
 
 def serialize_keras_object(obj: Any) -> Any:
-    """Return `obj` as plain values, which JSON can hold.
+    """Convert an object to plain values that JSON can represent.
 
     Numbers, strings, None, bytes of UTF-8, lists, tuples, dicts, slices, numpy arrays and dtypes; objects with
     `get_config`, which may give objects, too; named functions. The result of `get_build_config`, if a class defines it,
     is included. Of a lambda only the name is written, as `module.<lambda>`: no file holds code.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the object is of another kind.
     """
     if isinstance(obj, np.generic):
         return obj.item()
@@ -101,7 +102,7 @@ def serialize_keras_object(obj: Any) -> Any:
         described: Any = obj
         built = described.get_build_config() if _defines(obj, "get_build_config") else None
         config = _written(described.get_config())
-        return _description(type(obj), config) | ({} if built is None else {"build_config": built})
+        return note_written(obj, _description(type(obj), config) | ({} if built is None else {"build_config": built}))
     if callable(obj) and hasattr(obj, "__name__") and hasattr(obj, "__module__"):
         return {**_description(obj, obj.__name__), "class_name": "function"}
     summary = "a config cannot hold an object that has no get_config() and is neither a value nor a named function"
@@ -135,17 +136,17 @@ def deserialize_keras_object(
     safe_mode: bool = True,
     module_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return the object from the result of `serialize_keras_object`.
+    """Create the object that `serialize_keras_object` described.
 
     Args:
         config: plain values. Dicts with a `class_name` become objects.
-        custom_objects: classes and functions by name, beside the registered ones.
+        custom_objects: classes and functions by name, in addition to registered ones.
         safe_mode: as in Keras; not used, since code in a config never runs.
         module_objects: further objects that the outermost config may refer to by bare name.
 
     Raises:
-        ConfigError: a class or function is not known, or has a registered name that is not its own; it is a
-            lambda; or the config is damaged, which is a `TypeError`, too.
+        ConfigError: a class is unknown or registered under another name; the config contains a lambda; or it is
+            damaged (also a `TypeError`).
     """
     del safe_mode
     with custom_object_scope(custom_objects):
@@ -154,7 +155,7 @@ def deserialize_keras_object(
 
 @contextlib.contextmanager
 def lambdas_kept() -> Generator[None]:
-    """Context manager in which configs keep lambdas themselves, for copies in this process and for pickles."""
+    """Context manager in which configs contain lambdas themselves, for copies in this process and for pickles."""
     token = _lambdas_kept.set(True)
     try:
         yield
@@ -163,7 +164,7 @@ def lambdas_kept() -> Generator[None]:
 
 
 def is_lambda(written: Any) -> bool:
-    """Whether a part of a config stands for a lambda."""
+    """Whether a part of a config represents a lambda."""
     return isinstance(written, Mapping) and (written.get("class_name") == "__lambda__" or _is_code(written))
 
 
@@ -174,7 +175,7 @@ def _is_code(written: Mapping[str, Any]) -> bool:
 
 
 def lambda_name(written: Mapping[str, Any]) -> str:
-    """Return what a config says of a lambda."""
+    """Return the name of the lambda that a config represents."""
     inner = written.get("config")
     return shorten(inner["name"]) if isinstance(inner, Mapping) and "name" in inner else "its code is in the config"
 
@@ -191,6 +192,8 @@ def _read(config: Any, module_objects: Mapping[str, Any]) -> Any:
     class_name, inner = config["class_name"], config["config"]
     if class_name == "function":
         return _find(inner, config, module_objects)
+    if (shared := known(config)) is not None:
+        return shared
     if not isinstance(inner, Mapping):
         raise _damaged(config)
     if class_name in _VALUES:
@@ -204,6 +207,7 @@ def _read(config: Any, module_objects: Mapping[str, Any]) -> Any:
     if not hasattr(found, "from_config"):
         raise _without_from_config(found) if isinstance(found, type) else _unknown(class_name, config)
     made = found.from_config(dict(inner))
+    note_read(config, made)
     if config.get("build_config") is not None and _defines(made, "build_from_config"):
         made.build_from_config(config["build_config"])
     return made
@@ -236,7 +240,7 @@ def _is_scalar_type(cls: type) -> bool:
 
 
 def _description(obj: Any, config: Any) -> dict[str, Any]:
-    """Return the config of a class or a function, with the first package of the house that exports it."""
+    """Return the config of a class or a function, with the first package of keras_dist that exports it."""
     registered_name, module = get_registered_name(obj), str(obj.__module__)
     if module.split(".")[0] == _HOUSE and registered_name == obj.__name__:
         packages = (name for name in _packages(module) if obj.__name__ in getattr(sys.modules.get(name), "__all__", ()))
@@ -330,7 +334,7 @@ def lambda_refused(what: str, fix: str = "") -> ConfigError:
     """Return the error for a lambda in a config.
 
     Args:
-        what: its name, or its place.
+        what: name or position of the value.
         fix: a further way out.
     """
     return ConfigError(

@@ -1,4 +1,4 @@
-"""Forcing files to the disk (`fsync`), so that they outlive a failure of power."""
+"""Flushing files to disk (`fsync`), so that they survive a power failure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pathlib
 
 
 def sync(path: pathlib.Path) -> None:
-    """Force a file, or the names in a folder, to the disk; Windows cannot for a folder."""
+    """Flush a file, or the entries of a folder, to disk; does nothing for folders on Windows."""
     if os.name == "nt" and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
@@ -19,14 +19,14 @@ def sync(path: pathlib.Path) -> None:
 
 
 def sync_below(folder: pathlib.Path) -> None:
-    """Force all files below a folder, and then all folders, to the disk, the outermost last."""
+    """Flush all files below a folder to disk, then all folders, the outermost last."""
     for place, _, files in os.walk(folder, topdown=False):
         for path in itertools.chain((os.path.join(place, name) for name in files), [place]):
             sync(pathlib.Path(path))
 
 
 def make_folders(folder: pathlib.Path) -> None:
-    """Make a folder and those above it, as far as they are missing, and force their names to the disk."""
+    """Create a folder and its missing parents, and flush their entries to disk."""
     if folder.is_dir():
         return
     make_folders(folder.parent)

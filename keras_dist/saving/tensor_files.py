@@ -1,4 +1,4 @@
-"""Arrays by name in `.safetensors` files: in one, or in several beside an index that names them.
+"""Arrays by name in `.safetensors` files: in one file or in shards with an index.
 
 safetensors has no checksums. So each array has one, in the metadata, compared as a stream before any weight is set. A
 file is written array by array: the header has its final length from the beginning, and its checksums at the end.
@@ -67,8 +67,8 @@ _ALIGNMENT = 8  # [bytes]
 
 _CHECKSUM_DIGITS = 8
 
-Fetch = Callable[[str], np.ndarray]
-"""Returns the array of a name."""
+Fetch = Callable[[str], Iterable[np.ndarray]]
+"""Returns the array of a name, in parts along its first dim."""
 
 Arrays = Mapping[str, Any]
 """Arrays by name, or whatever else has their `shape` and `dtype`."""
@@ -78,7 +78,7 @@ Groups = Sequence[Sequence[str]]
 
 
 def grouped(sizes: Mapping[str, int], max_bytes: float | None) -> list[list[str]]:
-    """Split names, in their order, into groups of at most `max_bytes`; a larger array is a separate group."""
+    """Split names into consecutive groups of at most `max_bytes`; a larger array is a group by itself."""
     groups: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -95,12 +95,12 @@ class _Entry:
     """The entry of an array in the header of a file.
 
     Attributes:
-        file: which one.
+        file: the file that contains the array.
         offset: the byte at which the elements begin.
-        shape: its dims.
-        type_name: of the elements, as safetensors calls it.
-        checksums: what the file, and the index, say of it; empty where another program wrote them.
-        identity: of the file, so that another one in its place is noticed.
+        shape: shape of the array.
+        type_name: dtype in the terms of safetensors.
+        checksums: checksums in the file and in the index; empty if another program wrote them.
+        identity: identity of the file, to detect its replacement.
     """
 
     file: pathlib.Path
@@ -112,7 +112,7 @@ class _Entry:
 
 
 class TensorReader:
-    """Reads the arrays in a file, or in the files that an index names. The constructor checks their headers.
+    """Reader of the arrays in a file, or in the shards of an index. The constructor checks the headers.
 
     Args:
         caller: name of the caller in error messages.
@@ -120,7 +120,7 @@ class TensorReader:
 
     Attributes:
         caller: name of the caller in error messages.
-        path: what is read: the file or the index.
+        path: path of the file or index that is read.
         shapes: the shape of each array.
     """
 
@@ -139,11 +139,11 @@ class TensorReader:
         self.shapes = {name: entry.shape for name, entry in self._entries.items()}
 
     def lacks_checksums(self, names: Iterable[str]) -> bool:
-        """Whether some of these arrays have no checksum."""
+        """Whether any of these arrays has no checksum."""
         return any(not self._entries[name].checksums for name in names)
 
     def check(self, names: Iterable[str]) -> None:
-        """Compare the bytes of arrays with their checksums, a small part at a time."""
+        """Compare arrays with their checksums, in small chunks."""
         for name in names:
             entry = self._entries[name]
             if not entry.checksums:
@@ -153,11 +153,11 @@ class TensorReader:
             finally:
                 self._check_same(entry)
             if entry.checksums != {found}:
-                noted = " and ".join(sorted(entry.checksums))
-                raise self._damaged(f"{name!r} in {entry.file.name!r} has the checksum {found}, not {noted}")
+                recorded = " and ".join(sorted(entry.checksums))
+                raise self._damaged(f"{name!r} in {entry.file.name!r} has the checksum {found}, not {recorded}")
 
     def view(self, name: str) -> np.ndarray:
-        """Return a read-only, memory-mapped array: only the parts that are used are read from the disk."""
+        """Return a read-only, memory-mapped array; only accessed parts are read from disk."""
         entry = self._entries[name]
         dtype = self.dtype(name)
         if not math.prod(entry.shape):
@@ -171,11 +171,11 @@ class TensorReader:
             raise self._damaged(f"{name!r} in {entry.file.name!r}: {error}") from error
 
     def read(self, name: str, index: Any = ()) -> np.ndarray:
-        """Return a copy of a part of an array, which is not checked."""
+        """Read the slice `index` of the array `name`, without comparing its checksum."""
         return np.array(self.view(name)[index])
 
     def read_checked(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Check and return whole arrays."""
+        """Read arrays completely, and compare their checksums."""
         self.check(names)
         return {name: self.read(name) for name in names}
 
@@ -192,10 +192,10 @@ class TensorReader:
             file.seek(entry.offset)
             while chunk := file.read(min(left, _CHUNK_BYTES)):
                 checksum, left = google_crc32c.extend(checksum, chunk), left - len(chunk)
-        return f"{checksum:0{_CHECKSUM_DIGITS}x}"
+        return _digits(checksum)
 
     def parts(self, name: str) -> Iterator[np.ndarray]:
-        """Yield the elements of an array, a small part at a time."""
+        """Yield the elements of an array in small chunks."""
         elements = self.view(name).reshape(-1)
         for begin in range(0, elements.size, _CHUNK_BYTES):
             yield elements[begin : begin + _CHUNK_BYTES]
@@ -208,7 +208,7 @@ class TensorReader:
         return all(np.array_equal(one.view(np.uint8), two.view(np.uint8)) for one, two in both)
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Return the type of the elements of an array."""
+        """Return the dtype of an array."""
         entry = self._entries[name]
         if entry.type_name not in _TYPES:
             raise self._damaged(f"{name!r} in {entry.file.name!r} has elements {entry.type_name!r}, which numpy lacks")
@@ -216,8 +216,8 @@ class TensorReader:
 
     def _indexed(self) -> dict[str, _Entry]:
         index = self._read_index()
-        noted = _mapping(index.get("metadata"))
-        save, checksums = noted.get(_SAVE), _mapping(noted.get(CHECKSUMS))
+        recorded = _mapping(index.get("metadata"))
+        save, checksums = recorded.get(_SAVE), _mapping(recorded.get(CHECKSUMS))
         entries: dict[str, _Entry] = {}
         by_file: dict[str, list[str]] = {}
         for name, file in index["weight_map"].items():
@@ -267,13 +267,13 @@ class TensorReader:
             entries = {
                 name: _Entry(
                     file,
-                    _SIZE_BYTES + size + noted["data_offsets"][0],
-                    tuple(noted["shape"]),
-                    noted["dtype"],
+                    _SIZE_BYTES + size + recorded["data_offsets"][0],
+                    tuple(recorded["shape"]),
+                    recorded["dtype"],
                     frozenset() if checksums is None else frozenset({str(checksums[name])}),
                     identity,
                 )
-                for name, noted in header.items()
+                for name, recorded in header.items()
             }
         except KeyError as error:
             raise self._damaged(f"{file.name!r} has no checksum of {error}") from error
@@ -287,12 +287,12 @@ class TensorReader:
             raise self._damaged(f"{file.name!r} is not a regular file")
 
     def _damaged(self, given: str) -> ModelError:
-        fix = "check that all was copied whole"
+        fix = "check that the file was copied completely"
         return ModelError(f"{self.caller}: {str(self.path)!r} cannot be read", given=given, fix=fix)
 
 
 class TensorWriter:
-    """Writes arrays to one file, or one file for each group of names beside an index.
+    """Writer of arrays to one file, or to one shard per group of names with an index.
 
     Existing files at the path stay until `commit` replaces them, the index last. The context manager removes what was
     not committed.
@@ -336,7 +336,7 @@ class TensorWriter:
         self._checksums |= write_file(self._caller, draft, arrays, fetch, self._path, metadata)
 
     def commit(self) -> None:
-        """Move the written files to their places, and remove the files of an earlier save. Other writers wait."""
+        """Move the drafts to their final paths, and remove the files of an earlier save. Other writers wait."""
         index = index_path(self._path)
         drafts = [self._draft() / str(number) for number in range(len(self._groups))]
         with alone_in(self._path.parent):
@@ -387,12 +387,14 @@ def write_file(
     header, offsets = _header_of(arrays, metadata, checksums)
     with writing_to(place), file.open("wb") as opened:
         for name in arrays:
-            array = np.asarray(fetch(name), order="C")
-            if (array.shape, array.dtype) != (tuple(arrays[name].shape), arrays[name].dtype):
-                raise ValueError(f"{name!r} is {array.dtype.name} {array.shape}, not as described: {arrays[name]}")
-            checksums[name] = checksum_of(array)
+            checksum, written = checksum_begun(arrays[name].dtype, arrays[name].shape), 0
             opened.seek(len(header) + offsets[name])
-            opened.write(array.reshape(-1).view(np.uint8).data)
+            for part in fetch(name):
+                elements = np.asarray(part, arrays[name].dtype, order="C").reshape(-1).view(np.uint8)
+                checksum, written = google_crc32c.extend(checksum, elements), written + opened.write(elements.data)
+            if written != nbytes(arrays[name]):
+                raise ValueError(f"{name!r} has {written} bytes, not {nbytes(arrays[name])}")
+            checksums[name] = _digits(checksum)
         opened.seek(0)
         opened.write(_header_of(arrays, metadata, checksums)[0])
         opened.truncate(len(header) + sum(map(nbytes, arrays.values())))
@@ -425,19 +427,37 @@ def nbytes(array: Any) -> int:
     return math.prod(array.shape) * array.dtype.itemsize
 
 
+def in_parts(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield small parts of an array along its first dim."""
+    if array.ndim:
+        rows = max(1, _CHUNK_BYTES // max(1, math.prod(array.shape[1:])))
+        yield from (array[begin : begin + rows] for begin in range(0, len(array), rows))
+    else:
+        yield array
+
+
+def in_memory_order(array: np.ndarray) -> tuple[int, ...]:
+    """Return the dims of an array, those with the longest strides first."""
+    return tuple(sorted(range(array.ndim), key=lambda dim: (array.shape[dim] > 1, -array.strides[dim])))
+
+
 def fetched(names: Sequence[str], fetch: Callable[[str], Any]) -> dict[str, np.ndarray]:
-    """Fetch arrays with their elements in C order, as the format wants them; it does not check the order itself."""
+    """Copy arrays to the host in C order, which the format requires and does not check."""
     return {name: np.asarray(fetch(name), order="C") for name in names}
 
 
 def checksum_of(array: np.ndarray) -> str:
-    """Return the checksum of an array whose elements are in C order."""
+    """Return the checksum of an array in C order."""
     begun = checksum_begun(array.dtype, array.shape)
-    return f"{google_crc32c.extend(begun, array.reshape(-1).view(np.uint8)):0{_CHECKSUM_DIGITS}x}"
+    return _digits(google_crc32c.extend(begun, array.reshape(-1).view(np.uint8)))
+
+
+def _digits(checksum: int) -> str:
+    return f"{checksum:0{_CHECKSUM_DIGITS}x}"
 
 
 def checksum_begun(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    """Return the checksum of dtype and shape, which the checksum of the elements continues."""
+    """Return the checksum of dtype and shape, to be continued with the elements."""
     return google_crc32c.value(f"{dtype.name} {shape}".encode())
 
 
@@ -453,7 +473,7 @@ def _move(drafts: Sequence[pathlib.Path], places: Sequence[pathlib.Path]) -> Non
 
 
 def index_path(path: pathlib.Path) -> pathlib.Path:
-    """Return the path of the index that belongs to the path of a file."""
+    """Return the path of the index of sharded files, given the path of the file."""
     return path.with_name(path.name.removesuffix(SUFFIX) + INDEX_SUFFIX)
 
 

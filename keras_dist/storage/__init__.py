@@ -1,1 +1,1 @@
-"""Models in files: formats of Keras, safetensors and orbax, read and written on the variables of a built model."""
+"""Models in files: the formats of Keras, safetensors and orbax, read and written on the variables of a model."""

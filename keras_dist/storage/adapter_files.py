@@ -29,7 +29,6 @@ from keras_dist.storage.save_formats import check_file_path, model_folder
 CONFIG, ARRAYS = "adapter_config.json", f"adapter_model{SUFFIX}"
 _PREFIX = "base_model.model."
 _MOST_CONFIG_BYTES = 2**20
-_LISTED = 12
 
 Kind = Literal["linear", "embedding", "convolution"]
 
@@ -62,6 +61,7 @@ class Form:
         kind: of the module.
         shape: shape of the weight.
         dims: for each dim of the factors the dim of the weight; None for the rank.
+        is_tied: whether the weight is also the head.
     """
 
     path: str
@@ -69,12 +69,15 @@ class Form:
     kind: Kind
     shape: tuple[int, ...]
     dims: Dims
+    is_tied: bool = False
 
     @property
     def problem(self) -> str:
         """Why the format cannot hold the factors; empty if it can."""
         both = [dim for dim in self.dims[0] if dim is not None and dim in self.dims[1]]
         count = self.shape[0] if both == [0] else 1
+        if self.is_tied:
+            return f"{self.path}: it is also the head, whose weight peft does not adapt with it"
         if both not in ([], [0]):
             return f"{self.path}: its factors share more than the dim of a stack"
         if len(self.modules) != count:
@@ -89,38 +92,30 @@ class Form:
     def to_file(self, first: np.ndarray, second: np.ndarray) -> dict[str, np.ndarray]:
         """Return the arrays of a file for two factors."""
         found: dict[str, np.ndarray] = {}
-        for names, a, b in zip(self.names(), *(self._rows(factor) for factor in (first, second)), strict=True):
-            rank, outputs = len(b), math.prod(b.shape[1:])
-            if self.kind == "convolution":
-                spatial = (1,) * (a.ndim - 2)
-                arrays = np.moveaxis(a, (-1, -2), (0, 1)), b.T.reshape(outputs, rank, *spatial)
-            else:
-                arrays = a.reshape(-1, rank).T, b.reshape(rank, outputs).T
-            found |= zip(names, arrays, strict=True)
+        for names, a, b in zip(self.names(), *map(self._rows, (first, second)), strict=True):
+            a = a if self.kind == "convolution" else a.reshape(-1, a.shape[-1])
+            b = b.reshape(len(b), -1).T
+            found |= zip(
+                names, (np.moveaxis(a, (-1, -2), (0, 1)), b.reshape(*b.shape, *[1] * (a.ndim - 2))), strict=True
+            )
         return found
 
     def from_file(self, arrays: Mapping[str, np.ndarray], rank: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the factors for the arrays of a file, which have been checked."""
-        found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-        for a, b in self.names():
-            first = arrays[a].astype("float32")
-            first = np.moveaxis(first, (0, 1), (-1, -2)) if self.kind == "convolution" else first.T
-            found[0].append(first)
-            found[1].append(arrays[b].astype("float32").reshape(-1, rank).T)
-        first, second = (
-            np.stack(rows).reshape(self._shape(of, rank)) for rows, of in zip(found, self.dims, strict=True)
-        )
-        return first, second
+        found = [(arrays[a].astype("float32"), arrays[b].astype("float32")) for a, b in self.names()]
+        first = np.stack([np.moveaxis(a, (0, 1), (-1, -2)) for a, _ in found])
+        second = np.stack([b.reshape(-1, rank).T for _, b in found])
+        return first.reshape(self._shape(self.dims[0], rank)), second.reshape(self._shape(self.dims[1], rank))
 
     def expected(self, rank: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the arrays of a file."""
+        both = set(self.dims[0]) & set(self.dims[1])
         inside, outside = (
-            [self.shape[dim] for dim in dims if dim is not None and dim not in others]
-            for dims, others in zip(self.dims, reversed(self.dims), strict=True)
+            [self.shape[dim] for dim in dims if dim is not None and dim not in both] for dims in self.dims
         )
-        ones = [1] * (len(inside) - 1) if self.kind == "convolution" else []
-        ins = [inside[-1], *inside[:-1]] if self.kind == "convolution" else [math.prod(inside)]
-        shapes = (rank, *ins), (math.prod(outside), rank, *ones)
+        inside = inside if self.kind == "convolution" else [math.prod(inside)]
+        ones = [1] * (len(inside) - 1)
+        shapes = (rank, inside[-1], *inside[:-1]), (math.prod(outside), rank, *ones)
         return {name: shape for names in self.names() for name, shape in zip(names, shapes, strict=True)}
 
     def _shape(self, dims: Sequence[int | None], rank: int) -> tuple[int, ...]:
@@ -140,11 +135,10 @@ class AdapterFiles:
     dropout: float
     reader: TensorReader
 
-    def modules(self) -> dict[str, Kind]:
-        """Return the modules of torch that have factors, with their kinds; see `strange`."""
-        kinds: dict[Kind, str] = {"linear": _ENDS["linear"][0], "embedding": _ENDS["embedding"][0]}
+    def modules(self) -> set[str]:
+        """Return the modules of torch that have a first factor."""
         names = [name.removeprefix(_PREFIX) for name in self.reader.shapes]
-        return {name.removesuffix(end): kind for kind, end in kinds.items() for name in names if name.endswith(end)}
+        return {name.removesuffix(end) for end, _ in _ENDS.values() for name in names if name.endswith(end)}
 
     def problems(self, forms: Sequence[Form]) -> Iterator[str]:
         """Yield what does not fit factors of these forms: missing arrays, other ones, and other shapes."""
@@ -157,7 +151,10 @@ class AdapterFiles:
                 yield f"{name} has shape {found}, not {shape}"
             elif not jnp.issubdtype(self.reader.dtype(name), jnp.floating):
                 yield f"{name} has elements of {self.reader.dtype(name)}"
-        yield from (f"not in the model: {name}" for name in self.reader.shapes if name not in expected)
+        embeddings = (form for form in forms if form.kind == "embedding")  # of which peft writes a copy
+        copies = {f"{_PREFIX}{module}.base_layer.weight": form.shape for form in embeddings for module in form.modules}
+        others = (name for name, shape in self.reader.shapes.items() if copies.get(name) != shape)
+        yield from (f"not in the model: {name}" for name in others if name not in expected)
 
 
 def write_adapter(
@@ -238,12 +235,3 @@ def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
     for name, supported in _ONLY.items():
         if not any(type(config.get(name)) is type(one) and config.get(name) == one for one in supported):
             yield f"{name}={shorten(config[name])}"
-
-
-def raise_misfit(folder: pathlib.Path, problems: Sequence[str]) -> None:
-    """Raise one error for all problems, if there are any."""
-    if problems:
-        more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-        fix = "load an adapter of this model; or name its modules with weight_map=kd.interop.WeightMap(names=...)"
-        summary = f"{str(folder)!r} does not fit the adapters of the model"
-        raise ModelError(summary, given="; ".join(problems[:_LISTED]) + more, fix=fix)

@@ -1,4 +1,4 @@
-"""Arrays in HDF5 files, as Keras keeps them: read by parts, and written one by one."""
+"""Arrays in HDF5 files in the format of Keras, read in chunks and written one by one."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ _PART_BYTES = 2**22
 
 
 class H5Reader:
-    """Reads the arrays in an HDF5 file, or in those that an index of Keras names. Use it in a `with` statement.
+    """Reader of the arrays in an HDF5 file, or in the shards of a Keras index. A context manager.
 
-    The constructor looks at the names, shapes and types of all arrays, and refuses what leads out of the file.
+    The constructor reads names, shapes and dtypes of all arrays, and rejects links out of the file.
 
     Args:
         caller: name of the caller in error messages.
-        path: a file, or an index that ends in `.weights.json`; of something inside of an archive the archive's.
-        opened: what is read in the place of `path`, if that is an archive.
+        path: a file, or an index that ends in `.weights.json`; for a member of an archive, the archive.
+        opened: open file to read instead of `path`, if that is an archive.
         is_checked: whether all bytes were already compared with a checksum.
 
     Attributes:
         caller: name of the caller in error messages.
-        path: what is read.
+        path: path of the file or index.
         shapes: the shape of each array, by names such as `layers/dense/vars/0`.
 
     Raises:
-        ModelError: it is damaged, or holds what may not be read.
+        ModelError: the file is damaged, or contains links or external data.
         FileNotFoundError: the file does not exist.
     """
 
@@ -95,24 +95,24 @@ class H5Reader:
             file.close()
 
     def lacks_checksums(self, names: Iterable[str]) -> bool:
-        """Whether damage of arrays would not be noticed, because another program wrote the file."""
+        """Whether damage would go undetected, because another program wrote the file."""
         del names  # a file has checksums of all arrays or of none
         return not self._is_checked and not any(CHECKSUMS in array.attrs for array in self._arrays.values())
 
     def check(self, names: Iterable[str] = ()) -> None:
-        """Compare all arrays with their checksums, in small parts, whichever are asked for."""
+        """Compare all arrays with their checksums, in small chunks; `names` is ignored."""
         if self._is_checked or self.lacks_checksums(names):
             return
         for name, array in self._arrays.items():
             self._check_held(name, array)
             try:
-                noted, found = array.attrs.get(CHECKSUMS), self._checksum(array)
+                recorded, found = array.attrs.get(CHECKSUMS), self._checksum(array)
             except Exception as error:  # h5py raises many kinds of errors for damaged files
                 raise self.damaged(f"{name!r}: {type(error).__name__}: {error}") from error
-            if noted is None:
+            if recorded is None:
                 raise self._rewritten(name)
-            if noted != found.encode():
-                raise self.damaged(f"the array {name!r} has the checksum {found}, not {shorten(noted)}")
+            if recorded != found.encode():
+                raise self.damaged(f"the array {name!r} has the checksum {found}, not {shorten(recorded)}")
         self._is_checked = True
 
     def _checksum(self, array: Any) -> str:
@@ -123,17 +123,17 @@ class H5Reader:
         return f"{checksum:08x}"
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Return the type of the elements of an array."""
+        """Return the dtype of an array."""
         return _dtype(self._arrays[name])
 
     def parts(self, name: str) -> Iterator[np.ndarray]:
-        """Yield the elements of an array, a small part at a time."""
+        """Yield the elements of an array in small chunks."""
         array = self._arrays[name]
         self._check_held(name, array)
         yield from (self.read(name, index) for index in _parts(array.shape, array.dtype.itemsize))
 
     def read(self, name: str, index: Any = ()) -> np.ndarray:
-        """Return a part of an array, by slices; nothing else of it is read."""
+        """Read the slice `index` of the array `name`."""
         array = self._arrays[name]
         if index == ():
             self._check_held(name, array)
@@ -144,11 +144,11 @@ class H5Reader:
         return found.view(jnp.bfloat16) if _is_bfloat16(array) else found
 
     def most_bytes(self) -> int:
-        """Return how many bytes all arrays can have that are in the file: of some it may tell a shape alone."""
+        """Return an upper bound of the bytes of all arrays in the file; compressed or empty arrays store fewer."""
         return sum(map(self._most_bytes_of, self._arrays.values()))
 
     def attribute(self, group: str, name: str) -> Any:
-        """Return an attribute of a group of the only file; of several with numbers the list of all, as Keras splits it.
+        """Return an attribute of a group; join the numbered attributes into which Keras splits long lists.
 
         None if there is none.
         """
@@ -164,7 +164,7 @@ class H5Reader:
             raise self.damaged(f"{name!r} of {group!r}: {type(error).__name__}: {error}") from error
 
     def damaged(self, given: str) -> ModelError:
-        """Return the error for a file that cannot be used."""
+        """Return the error for an unusable file."""
         fix = (
             "copy the file again, or write it again; after a change on purpose delete the attribute "
             f"{CHECKSUMS!r} of each array: a file without checksums is loaded unchecked"
@@ -245,7 +245,7 @@ class H5Reader:
 
 
 class H5Writer:
-    """Writes arrays to a new HDF5 file; errors name the `caller` and the final `place`. A context manager."""
+    """Writer of arrays to a new HDF5 file; errors name `caller` and the final `place`. A context manager."""
 
     def __init__(self, caller: str, path: pathlib.Path, place: pathlib.Path) -> None:
         self._caller, self._place = caller, place
@@ -269,7 +269,7 @@ class H5Writer:
             array.attrs["dtype"] = _BFLOAT16
 
     def note(self, group: str, **notes: str | Sequence[str]) -> None:
-        """Write attributes of a group, which is made if need be: texts, and lists of texts, which are split if long."""
+        """Write attributes of a group, created if missing: texts, and lists of texts, split if long."""
         attributes = self._file.require_group(group).attrs
         for name, value in notes.items():
             if isinstance(value, str):
@@ -321,18 +321,18 @@ def _files_in(reader: H5Reader, path: pathlib.Path) -> list[str]:
 
 
 def shard_name(path: pathlib.Path, number: int) -> str:
-    """Return the name that Keras gives the files of an index, of which it opens the first by this name."""
+    """Return the file name that Keras expects for a shard of an index."""
     return f"{path.name.removesuffix(INDEX_SUFFIX)}_{number:05}{WEIGHTS_SUFFIX}"
 
 
 def old_shards(path: pathlib.Path) -> list[pathlib.Path]:
-    """Return the files beside an index that have the names of its files."""
+    """Return the files beside an index that are named like its shards."""
     pattern = re.compile(re.escape(path.name.removesuffix(INDEX_SUFFIX)) + r"_\d{5}" + re.escape(WEIGHTS_SUFFIX))
     return [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)]
 
 
 def index_of(path: pathlib.Path, groups: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> str:
-    """Return the content of an index of Keras: the arrays of each file, with sizes in bytes."""
+    """Return the content of a Keras index: the arrays of each shard, with sizes [bytes]."""
     weight_map: dict[str, list[str]] = {}
     for number, names in enumerate(groups):
         for name in names:

@@ -1,4 +1,4 @@
-"""The zip in which Keras keeps a model: configs as JSON, and the arrays in a file of HDF5 that is not compressed.
+"""The zip archive in which Keras saves a model: configs as JSON, and arrays in an uncompressed HDF5 file.
 
 What `.keras` files have no place for (layouts, policies, seeds) is in `metadata.json`: Keras ignores it there, and
 unpacks the archive beside a fourth file.
@@ -28,7 +28,7 @@ from keras_dist.storage.h5_files import H5Reader
 KERAS_SUFFIX = ".keras"
 CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 OWN = "keras_dist"
-"""The entry of the metadata in which the house notes what Keras has no place for; Keras does not look at it."""
+"""The metadata entry for additions of keras_dist, which Keras ignores."""
 
 _KERAS_VERSION = "3.15.1"
 _MOST_JSON_BYTES, _MOST_ASSET_BYTES, _CHUNK_BYTES = 2**28, 2**30, 2**20
@@ -38,15 +38,15 @@ _HEADER = struct.Struct("<4s5H3I2H")
 
 
 class KerasArchive:
-    """Reads a `.keras` file. Use it in a `with` statement.
+    """Reader of a `.keras` archive. A context manager.
 
     Args:
         caller: name of the caller in error messages.
-        path: of the file.
+        path: path of the file.
 
     Attributes:
-        config: what the model is, and how it was compiled.
-        own: what the house has noted in a file that it wrote; an empty dict for one of Keras.
+        config: the config of the model, including the arguments of `compile`.
+        own: the metadata of keras_dist; empty in files that Keras wrote.
 
     Raises:
         ModelError: the file has another format, or is damaged.
@@ -66,8 +66,8 @@ class KerasArchive:
         except Exception as error:  # of zip, and of what decompresses
             self._open.close()
             raise self._damaged(cause(error)) from error
-        noted = metadata.get(OWN) if isinstance(metadata, dict) else None
-        self.own: dict[str, Any] = noted if isinstance(noted, dict) else {}
+        recorded = metadata.get(OWN) if isinstance(metadata, dict) else None
+        self.own: dict[str, Any] = recorded if isinstance(recorded, dict) else {}
 
     def __enter__(self) -> KerasArchive:
         return self
@@ -76,7 +76,7 @@ class KerasArchive:
         self._open.close()
 
     def arrays(self) -> H5Reader:
-        """Open the arrays, of which only what is asked for is read from the disk."""
+        """Open the arrays; only accessed parts are read from disk."""
         info = self._member(WEIGHTS)
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
             raise self._damaged(f"{WEIGHTS} is compressed or encrypted: Keras writes it as it is")
@@ -101,7 +101,7 @@ class KerasArchive:
         return reader
 
     def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
-        """Write the files of a layer into an empty folder; return whether there are any."""
+        """Extract the files of a layer to an empty folder; return whether there are any."""
         try:
             return self._extract_assets(name, folder)
         except zipfile.BadZipFile as error:
@@ -160,14 +160,14 @@ class KerasArchive:
             f"{self._caller}: {str(self.path)!r} cannot be read as a model of Keras",
             given=given,
             expected=f"a zip with {CONFIG}, {METADATA} and {WEIGHTS}, as model.save writes it",
-            fix="check that all was copied whole, or save the model again with Keras 3",
+            fix="check that the file was copied completely, or save the model again with Keras 3",
         )
 
 
 def write_archive(
     path: pathlib.Path, config: Any, own: Mapping[str, Any], arrays: pathlib.Path, assets: pathlib.Path
 ) -> None:
-    """Write a `.keras` file of Keras's config, our own notes, a file of HDF5, and a folder of files of layers."""
+    """Write a `.keras` archive: Keras's config, metadata of keras_dist, weights in HDF5, and layer assets."""
     with zipfile.ZipFile(path, "x") as archive:
         for name, text in texts_of(config, own).items():
             archive.writestr(name, text)
@@ -178,17 +178,17 @@ def write_archive(
 
 
 def texts_of(config: Any, own: Mapping[str, Any]) -> dict[str, str]:
-    """Return the contents of the members that are JSON, by their names; see `write_archive`."""
+    """Return the JSON members of an archive, by name; see `write_archive`."""
     date = datetime.datetime.now().strftime("%Y-%m-%d@%H:%M:%S")
     metadata = {"keras_version": _KERAS_VERSION, "date_saved": date, OWN: own}
     return {METADATA: json.dumps(metadata), CONFIG: json.dumps(config)}
 
 
 class KerasFolder(KerasArchive):
-    """Reads a folder with the files that are in a `.keras` file, as `KerasArchive` does."""
+    """Reader of a folder with the members of a `.keras` archive, with the interface of `KerasArchive`."""
 
     def arrays(self) -> H5Reader:
-        """Open the arrays, after all files were compared with the manifest, if keras_dist has written it."""
+        """Open the arrays, after comparing all files with the manifest if keras_dist wrote it."""
         is_listed = (self.path / MANIFEST).is_file() and (bool(self.own) or is_manifest_in(self.path))
         problems = damage_of(self.path, follow_links=True) if is_listed else []
         is_checked = is_listed and not problems
@@ -201,7 +201,7 @@ class KerasFolder(KerasArchive):
         return reader
 
     def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
-        """Write the files of a layer into a folder; return whether there are any."""
+        """Copy the files of a layer to a folder; return whether there are any."""
         left, source = _MOST_ASSET_BYTES, self.path / _ASSETS / name
         if source.exists() and source.resolve() != self.path.resolve() / _ASSETS / name:
             raise self._damaged(f"{str(source)!r} is behind a link")
@@ -228,7 +228,7 @@ class KerasFolder(KerasArchive):
 
 
 def is_keras_folder(path: pathlib.Path) -> bool:
-    """Whether a folder holds the files of a `.keras` file."""
+    """Whether a folder contains the members of a `.keras` archive."""
     return (path / CONFIG).is_file() and (path / WEIGHTS).is_file()
 
 

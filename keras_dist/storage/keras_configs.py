@@ -1,4 +1,4 @@
-"""Configs as Keras reads them, and configs of Keras as they are read here. Nothing in them is run."""
+"""Conversion of configs between the forms of Keras and keras_dist. No code in them is run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COMPILE = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", 
 
 
 def to_keras(written: Any) -> Any:
-    """Return what `serialize_keras_object` gave in the form of Keras: modules, tuples, operations, without layouts."""
+    """Convert a config to the form of Keras: its modules, tuples and operations, without layouts."""
     if isinstance(written, list):
         return [to_keras(item) for item in written]
     if not isinstance(written, Mapping):
@@ -57,7 +57,7 @@ def to_keras(written: Any) -> Any:
 
 
 def compile_to_keras(written: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments of `compile` for Keras; None where it has no such optimizer or loss, or there are none."""
+    """Convert the config of `compile` to the form of Keras; None without a counterpart in Keras."""
     optimizer = written.get("optimizer")
     is_known = isinstance(optimizer, str) or (isinstance(optimizer, Mapping) and "class_name" in optimizer)
     if not is_known or written.get("train_step") is not None:
@@ -70,7 +70,7 @@ def compile_to_keras(written: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def from_keras(config: Any) -> Any:
-    """Return a config of Keras, or of the house, for `deserialize_keras_object`. Operations get their names here."""
+    """Convert a config of Keras or keras_dist for `deserialize_keras_object`; operations get their names."""
     if isinstance(config, list):
         return [from_keras(item) for item in config]
     if not isinstance(config, Mapping):
@@ -84,14 +84,14 @@ def from_keras(config: Any) -> Any:
 
 
 def numbered(graph: Mapping[str, Any], more: int, names: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the config of a functional model with other numbers for the calls of models in it, at inputs and outputs.
+    """Return the config of a functional model with renumbered calls of inner models at inputs and outputs.
 
     Keras counts calls of models from 1, calls of layers from 0.
 
     Args:
-        graph: the config; others come back as they are.
-        more: what is added.
-        names: of the models that are meant; by default the functional ones.
+        graph: config of a functional model; other configs are returned unchanged.
+        more: number to add.
+        names: names of the models to renumber; by default all functional models.
     """
     if not is_graph(graph):
         return dict(graph)
@@ -118,11 +118,11 @@ def is_graph(config: Any) -> bool:
 
 
 def _is_ours(graph: Mapping[str, Any]) -> bool:
-    """Whether the house has written the config of a functional model, by the modules of its layers."""
+    """Whether keras_dist wrote the config of a functional model, judged by the modules of its layers."""
     return is_graph(graph) and any(str(layer.get("module")).startswith(f"{_HOUSE}.") for layer in graph["layers"])
 
 
 def _is_layout(name: str, value: Any) -> bool:
-    """Whether an argument says where a weight lives: Keras has no such."""
+    """Whether an argument is the layout of a weight, which Keras does not have."""
     is_axes = isinstance(value, list) and all(axis is None or isinstance(axis, str | list) for axis in value)
     return name.endswith("_layout") and (value is None or is_axes)

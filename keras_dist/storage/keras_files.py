@@ -1,4 +1,4 @@
-"""Whole models in files of Keras: `model.save("m.keras")`, and `load_model`, also of what Keras wrote."""
+"""Whole models in files of Keras: `model.save("m.keras")` and `load_model`, also for files that Keras wrote."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from keras_dist.errors import (
     ConfigError,
     DeviceError,
     DistributionError,
-    FileMissingError,
     KerasDistError,
     LayoutError,
     MissingExtraError,
@@ -31,6 +30,7 @@ from keras_dist.errors import (
     cause,
     shorten,
 )
+from keras_dist.saving.regular_files import explaining_missing
 from keras_dist.storage.h5_files import H5Reader
 from keras_dist.storage.keras_archives import OWN, WEIGHTS, KerasArchive, KerasFolder, texts_of, write_archive
 from keras_dist.storage.keras_configs import compile_to_keras, from_keras, to_keras
@@ -53,7 +53,7 @@ _FEW_BYTES, _MOST_WIDENED = 2**28, 8
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A model in files, except for its arrays.
+    """The description of a saved model, without its arrays.
 
     Attributes:
         config: the model, as `serialize_keras_object` writes it.
@@ -76,7 +76,7 @@ MakeModel = Callable[[Description, Check], tuple[Any, BuiltModel]]
 def save_keras(
     model: Any, session: BuiltModel, description: Description, path: pathlib.Path, overwrite: bool, zipped: bool
 ) -> None:
-    """Write a model to a file that Keras reads, or to a folder with the contents of one; see `Model.save`."""
+    """Save a model as a `.keras` archive, or as a folder with the members of one; see `Model.save`."""
     job = Rendezvous("a save")
     if zipped:
         check_file_path("save", path, overwrite, CheckpointError)
@@ -115,7 +115,7 @@ def save_keras(
 
 
 def load_keras(path: pathlib.Path, make: MakeModel, compile: bool) -> Any:
-    """Make the model in a file of Keras, on the current distribution; see `load_model`."""
+    """Load a model from a `.keras` archive, on the current distribution; see `load_model`."""
     with _opened(path) as archive:
         own, reader = archive.own, archive.arrays()
         is_own = isinstance(own.get("config"), dict) and isinstance(own.get("compile"), dict)
@@ -146,11 +146,8 @@ def load_keras(path: pathlib.Path, make: MakeModel, compile: bool) -> Any:
 
 
 def _opened(path: pathlib.Path) -> KerasArchive:
-    try:
+    with explaining_missing("load_model", path):
         return (KerasFolder if path.is_dir() else KerasArchive)("load_model", path)
-    except FileNotFoundError as error:
-        summary = f"load_model: {str(path)!r} is not there"
-        raise FileMissingError(summary, given=f"filepath={str(path)!r}", fix="correct the path") from error
 
 
 def _config_of_keras(written: dict[str, Any], compiled: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +175,7 @@ def _differences(own: Any, of_keras: Any, place: str) -> Iterator[str]:
 
 
 def check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
-    """Check that a model is about as large as what a file holds, before any of it is created."""
+    """Check, before creating weights, that the described model is not much larger than the arrays in the file."""
     wanted = sum(math.prod(spec.shape) * jax_internals.itemsize(spec.dtype) for spec in specs)
     if wanted > _FEW_BYTES + _MOST_WIDENED * reader.most_bytes():
         given = f"{wanted} bytes of weights, of which the file holds at most {reader.most_bytes()}"
@@ -186,16 +183,21 @@ def check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
         raise ConfigError("the config describes a model that is larger than what is in the file", given=given, fix=fix)
 
 
+OF_CONFIG = (
+    "check get_config and from_config of your own classes; or make the model in code, and then model.load_weights(path)"
+)
+"""The fix for a config from which a class cannot be created."""
+
+
 def reading(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    """Make what a constructor or `compile` says of odd values in a config the error of this file."""
-    fix = "check that all was copied whole; make the model in code, and then model.load_weights(path)"
+    """Enter a context in which errors of constructors and `compile` over values in a config name this file."""
     summary = f"load_model: the config in {str(path)!r} cannot be read"
-    return config_read(f"in {str(path)!r}", lambda given: ModelError(summary, given=given, fix=fix))
+    return config_read(f"in {str(path)!r}", lambda given: ModelError(summary, given=given, fix=OF_CONFIG))
 
 
 @contextlib.contextmanager
 def config_read(place: str, unreadable: Callable[[str], KerasDistError]) -> Iterator[None]:
-    """Raise `unreadable(description)` for errors of constructors or `compile` over values in a config."""
+    """Enter a context in which errors of constructors and `compile` become `unreadable(description)`."""
     try:
         yield
     except (CheckpointError, DeviceError, DistributionError, LayoutError, MissingExtraError):

@@ -1,4 +1,4 @@
-"""Operations in configs of functional models: a class each in Keras, whose config holds the non-tensor arguments."""
+"""Operations in configs of functional models; in Keras each is a class whose config has the non-tensor arguments."""
 
 from __future__ import annotations
 
@@ -111,12 +111,12 @@ _METHODS = {"reshape": ("x", "newshape"), "round": ("x", "decimals"), "squeeze":
 
 
 def is_operation(entry: Mapping[str, Any]) -> bool:
-    """Return whether an entry of a config is an operation as it is written here."""
+    """Return whether an entry of a config is an operation in the form of keras_dist."""
     return {**entry, **_OPERATION} == entry
 
 
 def operation_to_keras(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an operation in a config, as it is written here, as Keras writes it."""
+    """Convert an operation in a config to the form of Keras."""
     ours: str = entry["config"]["name"]
     name: str = _IN_KERAS.get(ours, ours)
     called = _CALLED ^ _OTHERWISE.get(ours, set())
@@ -140,7 +140,7 @@ def operation_to_keras(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def operation_from_keras(entry: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Convert an operation in a config of Keras to the form of keras_dist; None if it is not known."""
+    """Convert an operation in a config of Keras to the form of keras_dist; None if it is unknown."""
     if not str(entry.get("module")).startswith(_OPS) or not isinstance(entry.get("config"), Mapping):
         return None
     class_name = str(entry.get("class_name"))

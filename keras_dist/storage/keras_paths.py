@@ -1,4 +1,4 @@
-"""The names under which Keras stores the variables of a module: attribute names and numbers."""
+"""Names under which Keras stores the variables of a model: attribute names and numbers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ OPTIMIZER = "optimizer"
 
 @dataclasses.dataclass
 class Hooks:
-    """The layers that define themselves what is stored of them (`save_own_variables`, `save_assets`).
+    """Layers with `save_own_variables` or `save_assets` of their class.
 
     Attributes:
-        live: what may be called, by the paths of layers.
-        found: such layers, by the names of their groups in the file.
+        live: layers whose hooks may be called, by path.
+        found: layers with hooks, by the names of their groups in the file.
         covered: the paths of their weights.
-        with_assets: layers that keep files of their own beside the arrays, by the names of their folders.
+        with_assets: layers with separate files, by the names of their folders.
     """
 
     live: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Hooks:
 def stored_variables(
     module: Any, order: Mapping[str, int], hooks: Hooks, stored: Iterable[str] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield the names under which Keras keeps the variables of a model, and their paths here.
+    """Yield the name of each variable of a model in a file of Keras, and its path in the model.
 
     Some are kept twice: `SpectralNormalization` holds the kernel of its layer, too. Metrics are not kept.
 
@@ -132,7 +132,7 @@ def _attributes(node: Any) -> list[tuple[str, Any, tree_paths.Parts]]:
 
 
 def _of_properties(node: Any, held: Mapping[int, tree_paths.Parts]) -> dict[str, tuple[Any, tree_paths.Parts]]:
-    """Return the properties of classes outside of the house that give what the object holds."""
+    """Return the properties of user-defined classes that return attributes of the object."""
     found: dict[str, tuple[Any, tree_paths.Parts]] = {}
     for cls in type(node).__mro__:
         if cls.__module__.startswith(("keras_dist.", "flax.")):
@@ -196,7 +196,7 @@ _IN_KERAS: dict[type, Callable[[Any], dict[str, tuple[Any, tree_paths.Parts]]]] 
 
 
 def name_now(name: str) -> str:
-    """Return the name that Keras gives today to what an older version has called so."""
+    """Return the current Keras name for a name of an older version."""
     name = name.replace("_layer_checkpoint_dependencies", "layers")  # Keras 2.13
     return re.sub(r"(multi_head_attention\w*)/_(query|key|value|output)_dense/", r"\1/\2_dense/", name)
 

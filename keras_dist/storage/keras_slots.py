@@ -1,4 +1,4 @@
-"""The state of an optimizer as Keras keeps it: which arrays in which order, and what is computed from them."""
+"""Optimizer state in the form of Keras: its arrays, their order, and values derived from others."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Slot:
     """An array of an optimizer in a file of Keras.
 
     Attributes:
-        name: in the file, such as `optimizer/vars/2`.
-        variable: the handle on ours; None where there is none.
-        dropped: the dim of size 1 that ours has and Keras's has not; None for none.
-        sign: what ours is times Keras's.
-        computed: gives what Keras keeps, where ours is another number, or there is none.
+        name: name in the file, such as `optimizer/vars/2`.
+        variable: our variable; None without one.
+        dropped: dim of size 1 that only our array has; None for none.
+        sign: factor of our array relative to Keras's.
+        computed: function that returns the array of Keras if it differs from ours or has no counterpart.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Slot:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Its dims in the file, which has the data of keys; None where they do not matter."""
+        """Shape of the array in the file; None if any shape is accepted."""
         if self.variable is None:
             return None
         shape, dtype = list(self.variable.shape), self.variable.dtype
@@ -48,7 +48,7 @@ class Slot:
         return tuple(shape)
 
     def numpy(self) -> np.ndarray:
-        """Return what Keras keeps; in a job of several processes all must call."""
+        """Return the array in the form of Keras; in a job all processes must call it."""
         if self.computed is not None:
             return self.computed()
         value = self.variable.numpy()
@@ -56,20 +56,20 @@ class Slot:
         return value if self.sign == 1 else -value
 
     def of_ours(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Return the part in the file that a part of ours is made of."""
+        """Convert a slice of our array to the form of Keras."""
         if self.dropped is None:
             return index
         place = self.dropped % len(index)
         return (*index[:place], *index[place + 1 :])
 
     def ours(self, part: np.ndarray) -> np.ndarray:
-        """Return the part of ours that a part in the file stands for."""
+        """Convert a slice of an array in the file to our form."""
         part = part if self.dropped is None else np.expand_dims(part, self.dropped)
         return part if self.sign == 1 else -part
 
 
 def stored_slots(optimizer: Any, paths: Sequence[str], prefix: str) -> list[Slot] | None:
-    """Return the slots of an optimizer that updates these variables, in Keras's order, or None."""
+    """Return the slots of an optimizer in the order of Keras; None if Keras has no such optimizer."""
     found = _slots(optimizer, optimizer._state, paths)
     if found is None:
         return None
@@ -101,7 +101,7 @@ def _unused(optimizer: Any) -> list[Slot]:
 
 
 def derived(optimizer: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield what follows from the steps taken, as a handle and its value: counts of updates, the rate of a schedule."""
+    """Yield variables that follow from the number of steps, with their values: update counts, scheduled rates."""
     held = optimizer.inner_optimizer if isinstance(optimizer, optimizers.LossScaleOptimizer) else optimizer
     several: list[Any] = held.optimizers if isinstance(held, optimizers.MultiOptimizer) else [held]
     for inner in several:

@@ -1,4 +1,4 @@
-"""The arrays of a model in files of Keras: weights, and the state of its optimizer, each device's part by itself."""
+"""Arrays of a model in files of Keras: weights and optimizer state, read and written shard by shard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import functools
 import math
 import os
 import pathlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._support.located_warnings import warn
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.jax_internals import is_key_dtype, key_impl
-from keras_dist.distribution import lint
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.placement import host_copy, place_copy
@@ -46,7 +45,7 @@ Fetch = tuple[str, Callable[[], Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """The variables of a model that Keras keeps.
+    """The variables of a model that files of Keras contain.
 
     Attributes:
         slots: the arrays, in its order.
@@ -63,7 +62,7 @@ class Contents:
     skipped: frozenset[str] = frozenset()
 
     def written(self) -> list[Slot]:
-        """Return the arrays to write; all processes of a job must call."""
+        """Return the arrays to write; all processes of a job must call it."""
         found = list(self.slots)
         for group, layer in self.hooked.items():
             store: dict[str, Any] = {}
@@ -73,7 +72,7 @@ class Contents:
 
 
 def contents_of(model: Any, session: BuiltModel, stored: Iterable[str] = ()) -> Contents:
-    """Return the variables of a model that Keras keeps, by their names in a file with these arrays."""
+    """Return the variables of a model that files of Keras contain, by name in a file with these arrays."""
     live = dict(layers_below(model))
     hooks = Hooks(live)
     merged = merged_weights(model, session)
@@ -109,7 +108,7 @@ def _but(contents: Contents, skipped: Sequence[Any]) -> Contents:
 
 
 def stored_optimizer(session: BuiltModel) -> list[Slot]:
-    """Return what Keras keeps of the model's optimizer; nothing for an optimizer that Keras does not have."""
+    """Return the optimizer arrays in the form of Keras; empty if Keras has no such optimizer."""
     if [*session.optimizers] != [DEFAULT]:
         return []
     paths = [path for path in map(session.path_of, session.variables()) if session.cell.is_trained(path)]
@@ -117,7 +116,7 @@ def stored_optimizer(session: BuiltModel) -> list[Slot]:
 
 
 def own_arrays(session: BuiltModel, contents: Contents, slots: Iterable[Slot]) -> dict[str, int]:
-    """Return names and places of the arrays of a model that Keras does not keep.
+    """Return names and places of the arrays that only keras_dist stores.
 
     The factors of LoRA are not among them: the weights contain their product.
     """
@@ -128,7 +127,7 @@ def own_arrays(session: BuiltModel, contents: Contents, slots: Iterable[Slot]) -
 
 
 def fetches(session: BuiltModel, slots: Iterable[Slot], own: Mapping[str, int] | None = None) -> list[Fetch]:
-    """Return how the arrays of slots, and of `own_arrays`, are fetched."""
+    """Return functions that copy slots and `own_arrays` to the host."""
     arrays = session.cell.arrays
     return [(slot.name, slot.numpy) for slot in slots] + [
         (name, functools.partial(host_copy, arrays[place])) for name, place in (own or {}).items()
@@ -143,11 +142,11 @@ def drafted(
     groups: Sequence[Callable[[], list[Fetch]]],
     note: Callable[[H5Writer], None] = lambda writer: None,
 ) -> Iterator[list[pathlib.Path]]:
-    """Write each group of arrays to a draft beside `path`, one array after the other.
+    """Write each group of arrays to a draft beside `path`, one array after another.
 
     Args:
         caller: name of the caller in error messages.
-        path: of the file or folder that is saved.
+        path: path of the file or folder to save.
         session: the model, which is not trained inside the context.
         groups: return what is written to each file; all processes of a job call them.
         note: writes what a file holds besides.
@@ -194,7 +193,7 @@ def save_h5_weights(
     max_bytes: float | None,
     skipped: Sequence[Any] = (),
 ) -> None:
-    """Write weights and optimizer state to a `.weights.h5`, or to several and an index."""
+    """Write weights and optimizer state to one `.weights.h5`, or to shards and an index."""
     path = path.with_suffix(".json") if max_bytes is not None else path  # as Keras does
     check_file_path("save_weights", path, overwrite, ModelError)
     slots = [*_but(contents_of(model, session), skipped).written(), *stored_optimizer(session)]
@@ -234,7 +233,7 @@ def load_h5_weights(
     by_name: bool = False,
     skipped: Sequence[Any] = (),
 ) -> LoadReport:
-    """Set the weights of a model to those in a file of Keras."""
+    """Set the weights of a model from a file of Keras."""
     with opened(path) as reader:
         if is_legacy(reader):
             left_alone = frozenset(reader.shapes if by_name else ())
@@ -252,7 +251,7 @@ def load_h5_weights(
 
 @contextlib.contextmanager
 def opened(path: pathlib.Path) -> Iterator[H5Reader]:
-    """The arrays in a file of Keras, or in a folder of what is in one."""
+    """Open the arrays of a `.weights.h5` file, a `.keras` archive or an unzipped archive."""
     if path.name.endswith(KERAS_SUFFIX) or path.is_dir():
         with (KerasFolder if path.is_dir() else KerasArchive)("load_weights", path) as archive:
             yield archive.arrays()
@@ -264,7 +263,7 @@ def opened(path: pathlib.Path) -> Iterator[H5Reader]:
 def set_contents(
     model: str, session: BuiltModel, contents: Contents, reader: H5Reader, strict: bool, beside: Sequence[Slot] = ()
 ) -> LoadReport:
-    """Set the weights and `beside` from a file; if an error is raised, none is set."""
+    """Set the weights and `beside` from a file; on an error nothing is set."""
     slots, there = contents.slots, {name_now(name): name for name in reader.shapes}
     missing: dict[str, str] = {}
     unfit: dict[str, str] = {}
@@ -307,7 +306,7 @@ def set_contents(
 
 
 def set_optimizer(session: BuiltModel, slots: Sequence[Slot], reader: H5Reader) -> bool:
-    """Take over the state of the optimizer from a file, if it has one of such an optimizer; whether it did."""
+    """Set the optimizer state from a file with a matching optimizer; return whether it was set."""
     if is_legacy(reader):
         slots = legacy_optimizer(reader, slots) or []
         stored = {slot.name for slot in slots}
@@ -317,10 +316,9 @@ def set_optimizer(session: BuiltModel, slots: Sequence[Slot], reader: H5Reader) 
         return False
     wrong = [slot.name for slot in slots if slot.name not in stored or _misfits(reader, slot)]
     if wrong or len(stored) != len(slots):
-        warnings.warn(
+        warn(
             f"{str(reader.path)!r} has the state of another optimizer, or of one that took no step: {len(stored)} "
-            f"arrays for {len(slots)}; the optimizer stays as it is",
-            stacklevel=lint.frames_inside(),
+            f"arrays for {len(slots)}; the optimizer stays as it is"
         )
         return False
     for slot in slots:
@@ -336,7 +334,7 @@ def set_optimizer(session: BuiltModel, slots: Sequence[Slot], reader: H5Reader) 
 
 
 def set_own(session: BuiltModel, own: dict[str, int], reader: H5Reader) -> None:
-    """Take over what the house has written beside what Keras keeps."""
+    """Set the arrays that only keras_dist stores."""
     for name, place in own.items():
         if name in reader.shapes:
             _set_place(session, place, reader, name, Slot(name))

@@ -1,4 +1,4 @@
-"""Whole models in `.h5` files, in the format of Keras 2: `model.save("m.h5")`, and `load_model`.
+"""Whole models in `.h5` files in the format of Keras 2: `model.save("m.h5")` and `load_model`.
 
 Their configs name classes without modules, and write calls as lists.
 """
@@ -9,12 +9,11 @@ import functools
 import json
 import os
 import pathlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from keras_dist import constraints, initializers, layers, losses, metrics, optimizers, regularizers
-from keras_dist.distribution import lint
+from keras_dist._support.located_warnings import warn
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, ModelError
 from keras_dist.storage.h5_files import H5Reader
@@ -48,11 +47,10 @@ def save_legacy(
     overwrite: bool,
     include_optimizer: bool,
 ) -> None:
-    """Write a model to an `.h5` file that Keras reads; see `Model.save`."""
-    warnings.warn(
+    """Save a model to an `.h5` file that Keras can load; see `Model.save`."""
+    warn(
         f"save: {str(path)!r} has the format of Keras 2, which does not store layouts, dtype policies and random "
-        "streams; 'model.keras' keeps them",
-        stacklevel=lint.frames_inside(),
+        "streams; 'model.keras' keeps them"
     )
     check_file_path("save", path, overwrite, CheckpointError)
     if model._graph is None:
@@ -72,7 +70,7 @@ def save_legacy(
 
 
 def load_legacy(path: pathlib.Path, make: MakeModel, compile: bool) -> Any:
-    """Make the model in an `.h5` file, on the current distribution; see `load_model`."""
+    """Load a model from an `.h5` file, on the current distribution; see `load_model`."""
     with H5Reader("load_model", path) as reader:
         config = legacy_document(reader, "model_config")
         if config is None:
@@ -103,7 +101,7 @@ def legacy_document(reader: H5Reader, name: str) -> Any:
 
 
 def legacy_model(config: Any) -> Any:
-    """Return the config of a model as Keras 3 writes it."""
+    """Convert the config of a model to the form of Keras 3."""
     if isinstance(config, list):
         return [legacy_model(item) for item in config]
     if not isinstance(config, Mapping):
@@ -133,13 +131,13 @@ def legacy_model(config: Any) -> Any:
 
 
 def legacy_compile(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `compile` from what Keras 2 notes of a training."""
+    """Convert Keras 2's training config to arguments of `compile`."""
     found = {name: config[name] for name in _COMPILE if config.get(name) is not None}
     return legacy_model({"optimizer": config.get("optimizer_config"), **found})
 
 
 def training_to_legacy(compiled: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is noted of a training in the form of Keras 2, from the arguments of `compile` for Keras 3."""
+    """Convert arguments of `compile`, in the form of Keras 3, to Keras 2's training config."""
     optimizer = compiled["optimizer"]
     if isinstance(optimizer, str):
         optimizer = {"class_name": type(optimizers.get(optimizer)).__name__, "config": {}}

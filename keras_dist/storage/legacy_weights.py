@@ -1,4 +1,4 @@
-"""Files of HDF5 in the form of Keras 2, which Keras 3 writes, too: weights by layers, in their order."""
+"""Weights in HDF5 files in the format of Keras 2, which Keras 3 also writes: by layer, in order."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _VERSIONS = {"keras_version": "3.15.1", "backend": "jax"}
 
 
 def is_legacy(reader: H5Reader) -> bool:
-    """Return whether a file lists its layers in attributes, as Keras 2 does."""
+    """Return whether a file lists its layers in attributes, as in Keras 2."""
     return any(reader.attribute(group, _LAYERS) is not None for group in ("/", _WHOLE))
 
 
 def legacy_slots(reader: H5Reader, model: Any, by_name: bool = False) -> list[Slot]:
-    """Match arrays with weights, by the order of layers and weights, or by the names of layers."""
+    """Match arrays with weights by the order of layers and weights, or by layer names."""
     prefix = _WHOLE if reader.attribute(_WHOLE, _LAYERS) is not None else ""
     with_weights = [layer for layer in model.layers if layer.weights]
     groups = [_joined(prefix, name) for name in _names(reader, prefix or "/", _LAYERS)]
@@ -50,7 +50,7 @@ def legacy_slots(reader: H5Reader, model: Any, by_name: bool = False) -> list[Sl
 
 
 def written_slots(model: Any) -> dict[str, list[Slot]]:
-    """Return what is written of a model, by the groups of its layers."""
+    """Return the arrays to write, grouped by layer."""
     found = {layer.name: _ordered(layer) for layer in model.layers} | {_TOP: _of_model(model)}
     return {
         _joined(_WHOLE, name): [Slot(_joined(f"{_WHOLE}/{name}", weight.path), weight) for weight in weights]
@@ -59,7 +59,7 @@ def written_slots(model: Any) -> dict[str, list[Slot]]:
 
 
 def written_optimizer(slots: Sequence[Slot]) -> list[Slot]:
-    """Return the written state of an optimizer, without a second copy of the state of optimizers in it."""
+    """Return the optimizer arrays to write; the state of nested optimizers is written once."""
     count = next((number for number, slot in enumerate(slots) if slot.name.count("/") > 2), len(slots))
     return [dataclasses.replace(slot, name=_joined(_OPTIMIZER, slot.name)) for slot in slots[:count]]
 
@@ -89,7 +89,7 @@ def _of_model(model: Any) -> list[Any]:
 
 
 def legacy_optimizer(reader: H5Reader, slots: Sequence[Slot]) -> list[Slot] | None:
-    """Return which slot of an optimizer each array is; None where there are more or fewer, as before the first step."""
+    """Match arrays with the slots of an optimizer; None if their numbers differ, as before the first step."""
     names = [_joined(_OPTIMIZER, name) for name in _names(reader, _OPTIMIZER, _WEIGHTS)]
     count = next((number for number, slot in enumerate(slots) if slot.name.count("/") > 2), len(slots))
     if len(names) != count or any(name not in reader.shapes for name in names):

@@ -1,12 +1,11 @@
-"""`LoadReport`: which weights were loaded, and what does not fit."""
+"""`LoadReport`: the loaded weights and all mismatches."""
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterable, Sequence
 
-from keras_dist.distribution import lint
+from keras_dist._support.located_warnings import warn
 from keras_dist.errors import ModelError
 
 _LISTED = 5
@@ -16,7 +15,7 @@ _PROBLEMS = ("missing in the file", "not in the model", "of another shape, or co
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """The result of `load_weights`. Printed, it counts the weights of each kind and lists the first names.
+    """The result of `load_weights`. Printing it counts the weights of each kind and lists the first names.
 
     Attributes:
         loaded: paths of the weights that were set.
@@ -38,13 +37,13 @@ class LoadReport:
         return "; ".join(f"{len(names)} {kind}: {listed(names)}" for kind, names in kinds if names) or "empty"
 
     def warn_of_rest(self, path: str) -> None:
-        """Warn of what was left out."""
+        """Warn of weights that were not loaded."""
         if self.missing or self.extra or self.misshaped or self.unused:
-            warnings.warn(f"load_weights: {path!r} fits in part: {self}", stacklevel=lint.frames_inside())
+            warn(f"load_weights: {path!r} fits in part: {self}")
 
 
 def misfit(model: str, path: str, problems: Sequence[Iterable[str]], caller: str = "load_weights") -> ModelError:
-    """Return the error for a file that does not fit a model; `problems` are in the order of `_PROBLEMS`."""
+    """Return the error for a file that does not match a model; `problems` are in the order of `_PROBLEMS`."""
     fix = (
         "load it into a model made like the one it was saved from, or pass strict=False to load what fits; "
         "model.layout_plan lists the names; for other names and shapes see `weight_map`"
@@ -60,6 +59,6 @@ def misfit(model: str, path: str, problems: Sequence[Iterable[str]], caller: str
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names, and the number of others."""
+    """Return the first names and the number of others, as text."""
     rest = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,8 +13,8 @@ import numpy as np
 from keras_dist.data.conversion import noting
 from keras_dist.distribution.placement import host_copy
 from keras_dist.errors import ModelError
-from keras_dist.saving.tensor_files import TensorReader
-from keras_dist.storage.array_store import narrowed
+from keras_dist.saving.tensor_files import TensorReader, in_parts, nbytes
+from keras_dist.storage.array_store import narrowed, release_after
 from keras_dist.storage.load_report import listed
 from keras_dist.storage.lora_weights import MergedWeight
 from keras_dist.storage.weight_map import WeightMap
@@ -117,7 +117,14 @@ class MappedWeights:
             summary = f"save_weights: the transform for {name!r} returns another shape than for zeros"
             fix = "write a pair of functions whose shapes do not depend on values"
             raise ModelError(summary, given=f"{found.shape}, and {described.shape} for zeros", fix=fix)
-        return found if found.dtype == described.dtype else narrowed(found, described.dtype, self, name)
+        return found
+
+    def parts(self, name: str) -> Iterator[np.ndarray]:
+        """Yield an array of the file in small parts, in its element type there."""
+        dtype = self.arrays[name].dtype
+        for part in in_parts(self.fetch(name)):
+            yield part if part.dtype == dtype else narrowed(part, dtype, self, name)
+        release_after(nbytes(self.arrays[name]))
 
     def _differ(self, name: str, alias: str) -> bool:
         one, other = self._joined(name), self._joined(alias)

@@ -1,4 +1,4 @@
-"""The whole state of a built model as a `Snapshot`, in a folder, and back.
+"""The whole state of a built model as a `Snapshot` in a folder.
 
 Arrays are restored by eighths of their bytes, and old arrays of a part are deleted before it is read: both would be
 twice the memory. What cannot be read at all shows in the first part, which deletes nothing.
@@ -40,7 +40,7 @@ _LISTED = 20
 
 
 def save_folder(session: BuiltModel, documents: Mapping[str, Any], path: pathlib.Path, overwrite: bool) -> None:
-    """Write a model to a folder; see `Model.save`."""
+    """Save a model to a folder; see `Model.save`."""
     if not overwrite:
         Rendezvous("a save").first(lambda: check_free("save", path, CheckpointError))
     with session.cell.lock:  # a training in another thread consumes the arrays
@@ -53,7 +53,7 @@ def save_folder(session: BuiltModel, documents: Mapping[str, Any], path: pathlib
 def restore(
     name: str, session: BuiltModel, stored: Stored, continue_training: bool = False, with_slots: bool = True
 ) -> None:
-    """Take over the state of a model of this name; see `Model.restore`. Without slots for one that is not compiled."""
+    """Restore the state of a model; see `Model.restore`. An uncompiled model has no slots to restore."""
     check_kind("stored", stored, Stored, "a Stored, as CheckpointManager.newest() returns it", error=CheckpointError)
     check_flag("continue_training", continue_training)
     cell = session.cell
@@ -66,7 +66,7 @@ def restore(
         progress = _progress_of(stored) if continue_training else None
         if progress is not None:
             session.trainer.check_continues(progress)
-        looked.append((noted_of(stored), progress))
+        looked.append((seed_and_fits(stored), progress))
 
     job.each(look)
     ((seed, fits), progress), *_ = looked
@@ -89,17 +89,17 @@ def restore(
         session.trainer.continue_from(progress)
 
 
-def noted_of(stored: Stored) -> tuple[int, int]:
-    """The seed of the model, and how often `fit` was called."""
-    noted = stored.document("model")
+def seed_and_fits(stored: Stored) -> tuple[int, int]:
+    """Return the stored seed of the model and the number of calls of `fit`."""
+    recorded = stored.document("model")
     names = ("seed", "fits")
-    if not isinstance(noted, dict) or not all(is_count(noted.get(name)) for name in names):
-        raise stored.unreadable("model", shorten(noted))
-    return noted["seed"], noted["fits"]
+    if not isinstance(recorded, dict) or not all(is_count(recorded.get(name)) for name in names):
+        raise stored.unreadable("model", shorten(recorded))
+    return recorded["seed"], recorded["fits"]
 
 
 def snapshot(session: BuiltModel, progress: Progress | None, documents: Mapping[str, Any]) -> Snapshot:
-    """All of a session's state, how far its training has come, and other documents."""
+    """Return the whole state of a model: arrays, progress of training, and further documents."""
     mesh = session.cell.mesh.backend_mesh
     if not mesh.local_devices:
         given = f"a mesh without a device of process {process_index()}"
@@ -122,7 +122,7 @@ def snapshot(session: BuiltModel, progress: Progress | None, documents: Mapping[
 
 
 def names_of(session: BuiltModel) -> list[str]:
-    """The names of the arrays of a session's state, flat, as they are written."""
+    """Return the flat names of all state arrays, as they are written."""
     state = session.cell.state
     kinds = {"trainable": "variables", "rest": "variables", "slots": "optimizers", "step": ""}
     prefixes = [prefix for field, prefix in kinds.items() for _ in jax.tree.leaves(getattr(state, field))]
@@ -131,7 +131,7 @@ def names_of(session: BuiltModel) -> list[str]:
 
 
 def split_arrays(tree: PyTree) -> tuple[PyTree, list[jax.Array | np.ndarray]]:
-    """Return nested lists and dicts with a number in place of each array, and the arrays; see `join_arrays`."""
+    """Replace each array in nested lists and dicts by a number; return them and the arrays. See `join_arrays`."""
     arrays: list[jax.Array | np.ndarray] = []
 
     def plain(value: Any) -> Any:
@@ -157,7 +157,7 @@ _ARRAY = "__array__"
 
 
 def join_arrays(plain: PyTree, arrays: Mapping[str, ArrayLike]) -> PyTree:
-    """Invert `split_arrays`, with lists for tuples."""
+    """Invert `split_arrays`; tuples become lists."""
     if isinstance(plain, dict):
         if [*plain] == [_ARRAY]:
             return arrays[str(plain[_ARRAY])]
@@ -167,12 +167,12 @@ def join_arrays(plain: PyTree, arrays: Mapping[str, ArrayLike]) -> PyTree:
 
 def _progress_of(stored: Stored) -> Progress | None:
     """Return the progress of the training of a checkpoint; None if it was written outside of `fit`."""
-    noted = stored.document(TRAINING)
-    if noted is None and not stored.has(TRAINING):
+    recorded = stored.document(TRAINING)
+    if recorded is None and not stored.has(TRAINING):
         return None
     arrays = stored.arrays_below(f"{TRAINING}/")
     try:
-        return Progress.from_json(join_arrays(noted, arrays))
+        return Progress.from_json(join_arrays(recorded, arrays))
     except (KeyError, DataError, RecursionError) as error:
         raise stored.unreadable(TRAINING, cause(error)) from error
 
@@ -205,11 +205,11 @@ def _parts(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[list[str]]:
 def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: Stored, with_slots: bool) -> None:
     """Check that a checkpoint has exactly the arrays of the model."""
     left_out = (f"{TRAINING}/",) if with_slots else (f"{TRAINING}/", "optimizers/")
-    noted = {name: one for name, one in stored.record["arrays"].items() if not name.startswith(left_out)}
-    problems = [f"missing in the checkpoint: {name}" for name in wanted if name not in noted]
-    problems += [f"not in the model: {name}" for name in noted if name not in wanted]
+    recorded = {name: one for name, one in stored.record["arrays"].items() if not name.startswith(left_out)}
+    problems = [f"missing in the checkpoint: {name}" for name in wanted if name not in recorded]
+    problems += [f"not in the model: {name}" for name in recorded if name not in wanted]
     for name, like in wanted.items():
-        found = noted.get(name)
+        found = recorded.get(name)
         if found is not None and (tuple(found["shape"]), found["dtype"]) != (like.shape, str(like.dtype)):
             problems.append(
                 f"of another shape or type: {name} is {tuple(found['shape'])} {found['dtype']}, "
@@ -220,9 +220,9 @@ def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: S
 
 
 def check_shapes(stored: Stored, specs: Sequence[VariableSpec]) -> None:
-    """Check that a checkpoint has an array of the same shape and type for each variable of a model, or of a part."""
-    noted = ((name, one) for name, one in stored.record["arrays"].items() if name.startswith("variables/"))
-    left = collections.Counter((tuple(one["shape"]), one["dtype"]) for _, one in noted)
+    """Check that a checkpoint has an array of equal shape and dtype for each variable."""
+    recorded = ((name, one) for name, one in stored.record["arrays"].items() if name.startswith("variables/"))
+    left = collections.Counter((tuple(one["shape"]), one["dtype"]) for _, one in recorded)
     problems = []
     for spec in specs:
         kind = spec.shape, str(spec.dtype)

@@ -1,4 +1,4 @@
-"""Formats of models and of weights, determined by their paths; and checks of paths that are written."""
+"""File formats of models and weights, chosen by path; checks of paths for writing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import json
 import os
 import pathlib
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
 
 from keras_dist._support.arguments import check_number
-from keras_dist.distribution import lint
+from keras_dist._support.located_warnings import warn
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import KerasDistError, ModelError, shorten
 from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
@@ -74,7 +73,7 @@ def format_of_model(
             summary = "the path determines the format, and not `save_format`"
             raise _misnamed(summary, f"save_format={save_format!r}", "m.keras")
         text = f"save: `save_format={save_format!r}` is ignored; the format follows from the path {str(filepath)!r}"
-        warnings.warn(text, stacklevel=lint.frames_inside())
+        warn(text)
     if zipped is not None and not zipped:
         return "unzipped", _unzipped_path(filepath, archive is not None)
     if archive is not None:
@@ -132,7 +131,7 @@ def check_file_path(caller: str, path: pathlib.Path, overwrite: bool, error: typ
 
 
 def weights_path(caller: str, filepath: str | os.PathLike[str], suffixes: Sequence[str]) -> pathlib.Path:
-    """Check and return the path of weights that ends in one of these suffixes."""
+    """Check and return a path of weights with one of these suffixes."""
     if isinstance(filepath, str | os.PathLike) and os.fspath(filepath).endswith(tuple(suffixes)):
         path = folder_path(os.fspath(filepath))
         if not in_bucket(path) or path.suffix == FOLDER_SUFFIX:
@@ -182,8 +181,7 @@ def checked_size(max_shard_size: float | None) -> float | None:
     """Return `max_shard_size` [GB] in bytes."""
     if max_shard_size is None:
         return None
-    wrong, example = "must be a file size in GB", 0.5
-    check_number("max_shard_size", max_shard_size, above=0, below=_MOST_GB, wrong=wrong, example=example)
+    check_number("max_shard_size", max_shard_size, above=0, below=_MOST_GB, example=0.5)
     return max_shard_size * _BYTES_PER_GB
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_dist.data.conversion import noting
 from keras_dist.errors import ModelError
+from keras_dist.saving.tensor_files import in_memory_order
 from keras_dist.storage.weight_transforms import Shape, Transform
 
 
@@ -91,7 +92,9 @@ class Parts:
         if len(self._arrays) == 1:
             return self._arrays[0][index]
         box = [each.indices(size)[:2] for each, size in zip(index, self.shape, strict=True)]
-        found = np.empty([stop - start for start, stop in box], np.result_type(*{each.dtype for each in self._arrays}))
+        order = in_memory_order(self._arrays[0])  # as in the file, or copies are slow
+        shape = [box[dim][1] - box[dim][0] for dim in order]
+        found = np.empty(shape, np.result_type(*{each.dtype for each in self._arrays})).transpose(np.argsort(order))
         for piece, array in zip(self._pieces, self._arrays, strict=True):
             bounds = [
                 (max(start, begin), min(stop, begin + size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -86,11 +86,18 @@ def save_weights(
     ):
 
         def write(number: int) -> None:
-            if is_chief():
-                writer.write(number, source.fetch)
-            else:
-                for name in groups[number]:
-                    source.fetch(name)  # of which this process may hold parts
+            left = list(groups[number])
+
+            def parts(name: str) -> Iterator[np.ndarray]:
+                left.remove(name)
+                yield from source.parts(name)
+
+            try:
+                if is_chief():
+                    writer.write(number, parts)
+            finally:
+                for name in left if job.processes > 1 else ():  # all gather together, also if the first has failed
+                    source.fetch(name)
 
         job.each(source.check_tied)
         for number in range(len(groups)):

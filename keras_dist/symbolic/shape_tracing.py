@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import jax
 from jax import export
 
 from keras_dist._support.types import PyTree, Shape
+from keras_dist.errors import KerasDistError
 
 if TYPE_CHECKING:
     from keras_dist.symbolic.tensors import KerasTensor
@@ -48,8 +50,17 @@ def trace(
                 with contextlib.suppress(Exception):
                     return run(_filled(others, tensors, size))
         if any(None in shape for shape in shapes):
-            error.add_note(f"{size} stands for a dim of unknown size (None), such as the batch")
+            _show_unknown(error, size, {dim for shape in shapes for dim in shape})
         raise
+
+
+def _show_unknown(error: Exception, size: Any, known: set[int | None]) -> None:
+    """Print None for dims of unknown size in an error of ours; explain the number in other errors."""
+    if not isinstance(error, KerasDistError) or size in known:
+        error.add_note(f"{size} stands for a dim of unknown size (None), such as the batch")
+        return
+    for part in ("summary", "given", "expected", "fix"):
+        setattr(error, part, re.sub(rf"\b{size}\b", "None", getattr(error, part)))
 
 
 def _filled(shapes: Sequence[Shape], tensors: Sequence[KerasTensor], size: Any) -> list[jax.ShapeDtypeStruct]:

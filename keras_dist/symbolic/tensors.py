@@ -40,11 +40,11 @@ OPERATIONS: dict[str, Callable[..., PyTree]] = {
 """Functions of arrays by name: operators and methods of symbolic tensors, and operations of `keras_dist.ops`."""
 
 
-Run = Callable[[Any, Any, list[tuple[jax.Array, jax.Array]]], tuple[PyTree, list[jax.Array | None]]]
+TracedCall = Callable[[Any, Any, list[tuple[jax.Array, jax.Array]]], tuple[PyTree, list[jax.Array | None]]]
 """Calls a step with args, kwargs and pairs (array, mask); returns the outputs, and a mask or None for each."""
 
 
-class Step(Protocol):
+class GraphCall(Protocol):
     """A call in the graph: a layer, or an `Operation`."""
 
     @property
@@ -266,7 +266,7 @@ def is_any_symbolic(tree: PyTree) -> bool:
     return any(isinstance(leaf, KerasTensor) for leaf in jax.tree.leaves(tree))
 
 
-def connect(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+def connect(step: GraphCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
     """Return a call of a layer or operation on symbolic inputs, with its symbolic outputs."""
     node = Node(step, args, kwargs)
     on_host = runs_on_host(step)
@@ -282,19 +282,19 @@ def connect(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
     return node
 
 
-def runs_on_host(step: Step) -> bool:
+def runs_on_host(step: GraphCall) -> bool:
     """Return whether a step of a model runs on the host."""
     return getattr(step, "is_host_side", False) is True
 
 
-def infer(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+def infer(step: GraphCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """Return the symbolic outputs of a call, with their masks, without adding it to the graph."""
     outputs = step.compute_output_spec(*args, **kwargs)
     given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs))}
     return jax.tree.map(lambda leaf: KerasTensor(leaf.shape, leaf.dtype) if id(leaf) in given else leaf, outputs)
 
 
-def traced_outputs(step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+def traced_outputs(step: GraphCall, run: TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """Return the symbolic outputs of a call, with their masks, by tracing `run`."""
     call, tensors = _abstract_call(run, args, kwargs)
     try:
@@ -307,7 +307,9 @@ def traced_outputs(step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str
     return outputs
 
 
-def _traced_with_sizes(step: Step, call: Callable[[list[jax.Array]], PyTree], tensors: list[KerasTensor]) -> PyTree:
+def _traced_with_sizes(
+    step: GraphCall, call: Callable[[list[jax.Array]], PyTree], tensors: list[KerasTensor]
+) -> PyTree:
     """Return the outputs of a call, and their masks, by tracing it with two sizes for dims of unknown size."""
     # JAX's symbolic dims do not suffice where a dim becomes an integer (a loop, `int(x.shape[1])`), where a number must
     # divide a dim (a reshape to `(-1, 2, 4)`), where an unknown size must equal a known one (the sum of shapes
@@ -335,7 +337,9 @@ def _text_on_devices(operation: Any, tensor: KerasTensor) -> ModelError:
     return ModelError(f"{operation.name!r} must get numbers: it runs on devices", given=given, fix=fix)
 
 
-def _traced(step: Step, call: Callable[[list[jax.Array]], PyTree], tensors: list[KerasTensor], size: int) -> PyTree:
+def _traced(
+    step: GraphCall, call: Callable[[list[jax.Array]], PyTree], tensors: list[KerasTensor], size: int
+) -> PyTree:
     current = current_distribution()
     traced = functools.partial(shape_tracing.trace, functools.partial(jax.eval_shape, call), tensors, size)
     try:
@@ -348,7 +352,7 @@ def _traced(step: Step, call: Callable[[list[jax.Array]], PyTree], tensors: list
 
 
 def _abstract_call(
-    run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]
+    run: TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[[list[jax.Array]], PyTree], list[KerasTensor]]:
     """Return the call as a function of arrays, and the symbolic tensors and masks that the arrays stand for."""
     leaves, treedef = jax.tree.flatten((args, kwargs))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._support.traced_values import explaining_traced_values
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, with_type
 from keras_dist.metrics import Metric
@@ -25,13 +26,13 @@ class OpenMean(NamedTuple):
 
 
 class Latest(NamedTuple):
-    """A scalar that is logged as it was in the last step."""
+    """A scalar that is logged with its value in the last step."""
 
     value: Any
 
 
 class Count(NamedTuple):
-    """A number of things in a batch, logged per second."""
+    """A count in a batch, logged per second."""
 
     value: Any
 
@@ -47,7 +48,8 @@ class Observation(NamedTuple):
 
     def added_to(self, variables: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         """Return the metric's variables after the batch."""
-        return tuple(self.metric.stateless_update_state(variables, *self._arguments()))
+        with explaining_traced_values(f"metric {self.metric.name!r}"):
+            return tuple(self.metric.stateless_update_state(variables, *self._arguments()))
 
     def update(self) -> None:
         """Update the metric's own variables."""
@@ -106,14 +108,14 @@ class LastAccumulator(_ScalarAccumulator):
 
 
 class RateAccumulator(_ScalarAccumulator):
-    """The number of things in the epoch; `LazyLogs` divides it by the duration."""
+    """The sum of a count over the epoch; `LazyLogs` divides it by the duration."""
 
     def start(self) -> np.float32:
         """Return the initial state."""
         return np.float32(0)
 
     def read(self, state: Any) -> dict[str, Any]:
-        """Return the number."""
+        """Return the sum."""
         return {self.name: float(state)}
 
 
@@ -165,7 +167,7 @@ def accumulator_of(name: str, found: Any) -> Accumulator:
 
 
 def check_names(accumulators: Mapping[str, Accumulator]) -> None:
-    """Check that no metric with several values logs one under the name of another value."""
+    """Check that the names of the values of a metric differ from all other logged names."""
     for name, accumulator in accumulators.items():
         repeated = set(accumulator.names) & (accumulators.keys() - {name})
         if repeated and isinstance(accumulator, MetricAccumulator):

@@ -74,7 +74,7 @@ def constrain_outputs(module: nnx.Module, distribution: Distribution) -> None:
 
 @contextlib.contextmanager
 def naming_scopes() -> Iterator[None]:
-    """Name the operations of steps traced inside by their submodules, for reports."""
+    """Context manager that names the operations of traced steps by their submodules, for reports."""
     token = _names_scopes.set(True)
     try:
         yield
@@ -93,7 +93,7 @@ def path_of_scope(scope: str) -> str | None:
 
 
 def weight_scope(path: str) -> contextlib.AbstractContextManager[Any]:
-    """Name the constraints traced inside by their weight, within `naming_scopes`."""
+    """Context manager that names traced constraints by their weight, within `naming_scopes`."""
     return jax.named_scope(_WEIGHT + path.translate(_CODED)) if _names_scopes.get() else contextlib.nullcontext()
 
 

@@ -18,7 +18,7 @@ from keras_dist import initializers, random
 from keras_dist._support import tree_paths
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.layers.lora import Dims, Factors, factor_dims, product
-from keras_dist.training.places import places_of
+from keras_dist.training.array_positions import positions_of
 
 # pyright: reportUnknownMemberType=false
 # graphs of Flax have no types
@@ -76,7 +76,7 @@ class KernelFactors(nnx.Module):
 def add_factors(root: Any, kernels: Mapping[tree_paths.Parts, tuple[Any, Any]], factors: Factors) -> None:
     """Create the factors of kernels, given by what leads to them, with the dims of their inputs and outputs."""
     found: dict[tree_paths.Parts, KernelFactors] = {}
-    for (parts, (inputs, outputs)), place in zip(kernels.items(), places_of(root, list(kernels)), strict=True):
+    for (parts, (inputs, outputs)), place in zip(kernels.items(), positions_of(root, list(kernels)), strict=True):
         shape = jnp.shape(place.array())
         found[parts] = KernelFactors(parts, shape, factor_dims(len(shape), inputs, outputs), factors)
     setattr(root, ROOT, _nested(traverse_util.unflatten_dict({tuple(map(str, p)): one for p, one in found.items()})))
@@ -104,7 +104,7 @@ def is_factor(path: Any, variable: Any) -> bool:
 def adapted(root: Any, plan: LayoutPlan | None) -> Iterator[None]:
     """Let the kernels of a module have the updates added inside (traced)."""
     found = factors_in(root)
-    kernels = [place.holder for place in places_of(root, [one.parts for one in found])]
+    kernels = [place.holder for place in positions_of(root, [one.parts for one in found])]
     before = [kernel.get_raw_value() for kernel in kernels]
     try:
         for one, kernel, value in zip(found, kernels, before, strict=True):

@@ -1,4 +1,4 @@
-"""`BorrowedArrays`: the arrays of a model's variables, which a training borrows and returns."""
+"""`BorrowedArrays`: the arrays of a model's variables, borrowed for training and returned."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.errors import ModelError
+from keras_dist.training.array_positions import ArrayPosition
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.interrupt import interrupt_between_steps
-from keras_dist.training.places import Place
 from keras_dist.training.train_state import TrainState
 from keras_dist.variables.variable import Variable, checked_value
 
@@ -35,7 +35,9 @@ class BorrowedArrays(Keeper):
     results of the last step. Slots and the step count are held here.
     """
 
-    def __init__(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[Place], owner: str = "a model") -> None:
+    def __init__(
+        self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[ArrayPosition], owner: str = "a model"
+    ) -> None:
         self.graph, self.plan, self.owner = graph, plan, owner
         self.is_shown = not graph.is_foreign  # the user holds the module: arrays in foreign variables may be shared
         # held from reading the state until its use is dispatched, so that no thread dispatches donated buffers
@@ -52,6 +54,10 @@ class BorrowedArrays(Keeper):
         self.state_plan = self._plan_of_state({})
         self._begin(place_copy(np.zeros((), np.int32), self.state_plan.shardings.step))
 
+    def name_of(self, other: BorrowedArrays) -> str:
+        """Return the name of another model, which may be the same as of this one."""
+        return other.owner if other.owner != self.owner else f"another {self.owner}"
+
     def leave(self) -> None:
         """Detach from the variables."""
         for place in self._variables:
@@ -67,7 +73,7 @@ class BorrowedArrays(Keeper):
         for index in self._at:
             arrays[index] = None
 
-    def _have(self, places: Sequence[Place]) -> None:
+    def _have(self, places: Sequence[ArrayPosition]) -> None:
         """Attach to the variables at these positions."""
         self._indices = {spec.path: index for index, spec in enumerate(self.graph.specs)}
         self._variables = list(places)
@@ -186,7 +192,7 @@ class BorrowedArrays(Keeper):
                 for index, variable in self._ours:
                     if variable.borrower is not None:
                         other: Any = variable.borrower
-                        summary = f"{self.owner} cannot train now: {other.owner} is training variables of it"
+                        summary = f"{self.owner} cannot train now: {self.name_of(other)} is training variables of it"
                         given = f"variable {self.state_plan.rows[index].path!r}, which both have"
                         fix = "wait for its end, or give the models separate variables: keras_dist.models.clone_model"
                         raise ModelError(summary, given=given, fix=fix)
@@ -285,12 +291,22 @@ class BorrowedArrays(Keeper):
         return self.state_plan.rows[self.place_of(variable)]
 
     def drop(self, variable: Lendable) -> None:
-        """Release the array that a variable had before a write."""
+        """Release the previous array of a variable before a write."""
         if not self._is_borrowing:
             place: Any = self.place_of(variable)
             arrays: list[Any] = list(self._arrays)
             arrays[place] = None
             self._arrays = arrays
+
+    def free(self, place: int) -> None:
+        """Delete an array that is replaced next, unless the user or a training may hold it."""
+        holder = self._at.get(place)
+        if holder is None or self._is_borrowing:
+            return
+        lendable = holder.lendable
+        is_free = not self.is_shown if lendable is None else lendable.is_own and lendable.borrower is None
+        if is_free and len(self._beside) == 0:
+            self.arrays[place].delete()
 
     def private(self, place: int) -> jax.Array:
         """Return an array by index; copy it first if the user may hold it."""
@@ -303,7 +319,7 @@ class BorrowedArrays(Keeper):
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The devices."""
+        """The `DeviceMesh`."""
         return self.plan.mesh
 
     @property
@@ -313,7 +329,7 @@ class BorrowedArrays(Keeper):
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Train exclusively and delay Ctrl-C; a callback may train again in the same thread."""
+        """Context manager of a training: exclusive among threads, delays Ctrl-C, and can be nested in a thread."""
         with interrupt_between_steps():
             if not self._training.acquire(blocking=False):
                 given = f"a second training in thread {threading.current_thread().name!r}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from flax import nnx
 
 from keras_dist._support import tree_paths
 from keras_dist._support.lending import Lendable
-from keras_dist.distribution import lint
+from keras_dist._support.located_warnings import warn
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement
 from keras_dist.distribution.plan import LayoutPlan
@@ -22,13 +21,13 @@ from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.layers.weights import walk_owned
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.optimizers.optimizer_variables import ModelState, variables_in
+from keras_dist.training.array_positions import positions_of
 from keras_dist.training.built_module import BuiltModule
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.naming import path_of_keras
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
-from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.step_runner import StepRunner
@@ -80,7 +79,10 @@ class BuiltModel(BuiltModule):
         self.trainer = StepRunner(self.cell, self.forward, self.choices)
 
     def compile(self, choices: CompileConfig) -> None:
-        """Set how the model is trained; create slots, unless the optimizer is the same object as before."""
+        """Set how the model is trained; create slots, unless the optimizer is the same object as before.
+
+        An optimizer that a custom loop used on the variables of the model keeps its state.
+        """
         check_not_forked()
 
         def facts() -> Fingerprint:  # of the current layers, also of attributes set since the weights were created
@@ -95,18 +97,33 @@ class BuiltModel(BuiltModule):
         optimizers = resolve_optimizers(choices.optimizer, self.cell.state.trainable)
         for optimizer in optimizers.values():
             optimizer.transformation.check_free(self.cell)
+        of_loops = {name: optimizer.transformation.own_values for name, optimizer in optimizers.items()}
         self.release_optimizers()
         if self.choices is None or not _are_same(self.optimizers, optimizers):
+            self._warn_of_reset(optimizers)
             self.cell.add_slots(optimizers)
         self.choices = dataclasses.replace(choices, optimizers=optimizers)
         self._attach_optimizers(optimizers)
+        for name, values in of_loops.items():
+            optimizers[name].transformation.continue_from(values)
         constraints = tuple(self.variable(row.path).constraint for row in self.cell.plan.rows)
         self.cell.graph = dataclasses.replace(self.cell.graph, constraints=constraints)
         self.cell.graph.warn_of_untrained()
         self._settle(self.distribution)
 
+    def _warn_of_reset(self, optimizers: Mapping[str, Optimizer]) -> None:
+        """Warn if the state of an optimizer that was used before is lost, because it trains other variables now."""
+        before = self.optimizers
+        same = [name for name in optimizers if name in before and _is_same(before[name], optimizers[name])]
+        if same and (steps := int(self.cell.state.step)):
+            names = ", ".join(repr(optimizers[name].transformation.name) for name in same)
+            warn(
+                f"compile: the optimizer {names} starts again without its state after {steps} steps, because other "
+                "variables are trained than before: `trainable` of a layer has changed"
+            )
+
     def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:
-        """Take over changed weights of the layers, given by their graph and plan. A compiled model is recompiled."""
+        """Replace the layers' weights by changed ones, given their graph and plan; recompile a compiled model."""
         choices = self.choices
         self.release_optimizers()
         self.choices = None
@@ -114,7 +131,7 @@ class BuiltModel(BuiltModule):
             self.trainability = self.trainability.of(graph.specs)
             self.stated = self.trainability.stated()
             graph = dataclasses.replace(graph, trained=self.trainability.flags())
-        self.cell.extend(graph, plan, places_of(self.model, graph.parts))
+        self.cell.extend(graph, plan, positions_of(self.model, graph.parts))
         if self.trainability is not None:
             self.settle_layers()
         else:
@@ -141,7 +158,7 @@ class BuiltModel(BuiltModule):
         """Apply changes of `trainable` of the layers."""
         flags, stated = trainability.flags(), trainability.stated()
         if (flags, stated) != (self.cell.graph.trained, self.stated):
-            self.cell.use(self.cell.graph.edited(trainability.tell, flags))
+            self.cell.use(self.cell.graph.edited(trainability.copy_to, flags))
             self.stated = stated
 
     @property
@@ -184,14 +201,14 @@ class BuiltModel(BuiltModule):
             optimizer.transformation.attach(state)
 
     def use_seed(self, seed: int) -> None:
-        """Use the seed of another process for Dropout of foreign modules and the order of rows."""
+        """Set the seed for Dropout of foreign modules and for the order of rows."""
         if seed != self.seed:
             self.seed = seed
             self.trainer.use_seed(seed)
             self._programs.clear()
 
     def redistribute(self, distribution: Distribution) -> None:
-        """Move everything to another distribution, unless its rules cannot be applied."""
+        """Move the whole state to another distribution; change nothing if its rules cannot be applied."""
         distribution = distribution.snapshot()
         self.cell.move(distribution, self.optimizers)
         self._settle(distribution)
@@ -205,22 +222,19 @@ class BuiltModel(BuiltModule):
         return objective
 
     def check_measures(self, method: str) -> None:
-        """Check that there is a loss, or a test step of the user."""
+        """Check that the model has a loss or a custom test step."""
         if self.choices is None or not self.choices.is_own("test"):
             self.objective(method)
 
     def next_shuffle_key(self) -> tuple[int, ...]:
-        """Return the key of the order of rows in the next `fit` without a seed."""
+        """Return the key for the order of rows in the next `fit` without a seed."""
         self.fits += 1
         return self.seed, self.fits - 1
 
     def warn_of_trainable(self) -> None:
         """Warn if `trainable` of a layer has changed since `compile`."""
         if self.trainability is not None and self.trainability.stated() != self.stated:
-            warnings.warn(
-                "`trainable` of a layer was set after compile; it has no effect before the next compile",
-                stacklevel=lint.frames_inside(),
-            )
+            warn("`trainable` of a layer was set after compile; it has no effect before the next compile")
 
     def check_current_distribution(self, method: str) -> None:
         """Check that the current distribution, if there is one, equals the distribution of the model."""
@@ -245,9 +259,13 @@ def _of_a_structure(parts: tree_paths.Parts, variable: nnx.Variable) -> ModelErr
 def _are_same(before: Mapping[str, Optimizer], now: Mapping[str, Optimizer]) -> bool:
     """Whether the optimizers are the same objects, for the same variables."""
     return before.keys() == now.keys() and all(
-        before[name].transformation == now[name].transformation and before[name].parts == now[name].parts
-        for name in now
+        _is_same(before[name], now[name]) and before[name].parts == now[name].parts for name in now
     )
+
+
+def _is_same(before: Optimizer, now: Optimizer) -> bool:
+    """Whether the optimizers are the same object."""
+    return bool(before.transformation == now.transformation)
 
 
 def describe(distribution: Distribution) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,10 +13,10 @@ from flax import nnx
 
 from keras_dist._support import integer_checks
 from keras_dist._support.array_operators import value_of
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.stateless_scope import StatelessScope, current_scope, without_scope
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced
-from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan
@@ -30,7 +29,6 @@ from keras_dist.training.compile_metrics import note_masks
 from keras_dist.training.naming import by_prefix, layers_below
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Draw, Forward
-from keras_dist.training.train_state import TrainState
 from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables import call_context
 from keras_dist.variables.variable import checked_value
@@ -58,14 +56,14 @@ class BuiltModule:
         self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
 
     def next_draw(self, seed: int | None = None) -> Draw:
-        """Return the position of random numbers of the next call, evaluation or prediction."""
+        """Return the position of the random numbers of the next call, evaluation or prediction."""
         if seed is not None:
             return Draw.begun(seed, 0)
         self.draws += 1
         return Draw.begun(self.seed, self.draws)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
-        """Return the outputs for these arguments; advance random streams, and in training statistics.
+        """Return the outputs for these arguments; keep changes of the variables.
 
         A program is compiled for each value of an argument that is not an array, compared by type and `==`.
         """
@@ -83,7 +81,9 @@ class BuiltModule:
             arguments, options = treedef.unflatten(filled)
             outputs, module, context = self._run(trainable, rest, arguments, options, training, draw, (values, masks))
             masks = [context.mask_of(leaf) for leaf in jax.tree.leaves(outputs)]
-            return outputs, masks, self.cell.graph.split(module)[1], added_losses(module)
+            flatten = self.cell.graph.flatten
+            before, after = flatten(trainable, rest), flatten(trainable, self.cell.graph.split(module)[1])
+            return outputs, masks, dict(self._changes(before, after, training)), added_losses(module)
 
         stated = None if self.trainability is None else self.trainability.stated()
         is_checked = not any(map(is_traced, leaves))
@@ -94,10 +94,9 @@ class BuiltModule:
             del self._programs[next(iter(self._programs))]
             if not self._has_warned:
                 self._has_warned = True
-                warnings.warn(
+                warn(
                     f"the model was called with {_MOST_PROGRAMS + 1} different values of static arguments, and "
-                    "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))",
-                    stacklevel=lint.frames_inside(),
+                    "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))"
                 )
         with self.cell.lock:
             state = self.cell.state
@@ -108,9 +107,11 @@ class BuiltModule:
             if is_checked:
                 error, found = found
                 integer_checks.raise_found(error)
-            outputs, masks, rest, losses = found
-            if not any(map(is_traced, jax.tree.leaves(rest))):
-                self._keep(state, state.replace(rest=rest), training)
+            outputs, masks, changes, losses = found
+            if any(map(is_traced, changes.values())):
+                self._warn_of_lost(changes)
+            else:
+                self._keep(changes)
         self._note_losses(losses)
         call_context.CallContext().set_mask(outputs, masks)
         return outputs
@@ -145,15 +146,12 @@ class BuiltModule:
     ) -> PyTree:
         """Call the module with the values that the variables have in the current scope."""
         graph, rows = self.cell.graph, self.cell.plan.rows
-        handles = [self.variable(row.path) for row in rows]
-        before = [handle.value for handle in handles]
+        before = [self.variable(row.path).value for row in rows]
         with without_scope():  # the module uses only the values that it is given
             outputs, module, _ = self._run(*graph.nest(before), args, kwargs, training)
         self._note_losses(added_losses(module))
-        after = graph.flatten(*graph.split(module))
-        for row, handle, old, new in zip(rows, handles, before, after, strict=True):
-            if new is not old and (training or row.role in CHANGED_ALWAYS):
-                scope.put(handle, new)
+        for path, value in self._changes(before, graph.flatten(*graph.split(module)), training):
+            scope.put(self.variable(path), value)
         return outputs
 
     def _note_losses(self, losses: Mapping[str, list[jax.Array]]) -> None:
@@ -162,16 +160,28 @@ class BuiltModule:
             for path, layer in self.trainability.layers.items():
                 layer._runtime.added = losses.get(path, [])
 
-    def _keep(self, before: TrainState, after: TrainState, training: bool | None) -> None:
-        """Keep the changes of a call: in training all, else random streams and states."""
-        plan = self.cell.state_plan
-        flat = (plan.rows, *map(jax.tree.leaves, (plan.shardings, before, after)))
-        self.cell.put(
-            {
-                index: jax.device_put(new, sharding)
-                for index, (row, sharding, old, new) in enumerate(zip(*flat, strict=True))
-                if new is not old and (training or row.role in CHANGED_ALWAYS)
-            }
+    def _changes(
+        self, before: Sequence[Any], after: Sequence[Any], training: bool | None
+    ) -> Iterator[tuple[str, jax.Array]]:
+        """Yield the changes of a call that are kept, by path: of a foreign module outside of training only streams."""
+        rows = self.cell.plan.rows
+        for row, place, old, new in zip(rows, self.cell.places, before, after, strict=True):
+            if new is not old and (training or row.role in CHANGED_ALWAYS or place in self.cell.assignable):
+                yield row.path, new
+
+    def _keep(self, changes: Mapping[str, jax.Array]) -> None:
+        """Keep the changes of a call."""
+        shardings, places = jax.tree.leaves(self.cell.state_plan.shardings), map(self.cell.place, changes)
+        pairs = zip(places, changes.values(), strict=True)
+        self.cell.put({place: jax.device_put(value, shardings[place]) for place, value in pairs})
+
+    def _warn_of_lost(self, changes: Mapping[str, jax.Array]) -> None:
+        """Warn of changes inside a function that JAX traces, which cannot be kept."""
+        warn(
+            f"a function that JAX traces called the model and drops the new values of {', '.join(changes)}; each call "
+            f"of the function begins with the same values, and draws the same random numbers\n"
+            f"  fix:      model.stateless_call(trainable, rest, x, training=True), which returns them; or pass the "
+            f"model to nnx.jit"
         )
 
     def stateless_call(
@@ -207,7 +217,7 @@ class BuiltModule:
         """Return outputs, the module after the call, and its context; without `draw` as in the next training step."""
         module = self.forward.module(trainable, rest)
         if self.trainability is not None:
-            self.trainability.tell(module)
+            self.trainability.copy_to(module)
         if training and self.forward.remat is not None:
             self.forward.remat.mark(module)
 
@@ -231,7 +241,7 @@ class BuiltModule:
         """Return the module with copies of the current values, and current `trainable` of its layers."""
         module = self.cell.module()
         if self.trainability is not None:
-            self.trainability.tell(module)
+            self.trainability.copy_to(module)
         return module
 
     def shown_module(self) -> Any:

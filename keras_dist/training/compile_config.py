@@ -47,7 +47,7 @@ class CompileConfig:
     optimizers: dict[str, Optimizer] = dataclasses.field(default_factory=dict)  # empty before the weights exist
 
     def is_own(self, mode: Mode) -> bool:
-        """Whether the user wrote this step."""
+        """Whether the user defined this step."""
         if self.protocol is not None and mode in self.protocol.steps:
             return True
         return mode == "train" and self.train_step is not None

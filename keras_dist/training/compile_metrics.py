@@ -1,4 +1,4 @@
-"""`ModelMetrics`: the metric objects of a compiled model, with the values that were measured last."""
+"""`ModelMetrics`: the metric objects of a compiled model, with their last values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_dist.variables import Variable
 
 
 class CompileMetrics(Metric):
-    """The metrics of `compile(metrics=..., weighted_metrics=...)` as one metric; `CompileMetrics` in Keras."""
+    """The metrics of `compile(metrics=..., weighted_metrics=...)` as one metric, as in Keras."""
 
     def __init__(self, objective: Objective) -> None:
         super().__init__(name="compile_metrics")
@@ -33,7 +33,7 @@ class CompileMetrics(Metric):
 
     def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: PyTree = None) -> None:
         """Update the metrics with targets, outputs and weights of the model."""
-        found = self._objective.logs({}, (None, y_true, sample_weight), y_pred, mask_noted(y_pred))
+        found = self._objective.logs({}, (None, y_true, sample_weight), y_pred, recorded_mask(y_pred))
         self.logged = {name: one.metric for name, one in found.items()}
         for one in found.values():
             one.update()
@@ -103,7 +103,7 @@ _masks: contextvars.ContextVar[list[tuple[Any, Any]] | None] = contextvars.Conte
 
 @contextlib.contextmanager
 def noting_masks() -> Iterator[None]:
-    """Let `note_masks` note masks inside."""
+    """Context manager in which `note_masks` records masks."""
     token = _masks.set([])
     try:
         yield
@@ -112,15 +112,15 @@ def noting_masks() -> Iterator[None]:
 
 
 def note_masks(outputs: PyTree, masks: PyTree) -> None:
-    """Note the masks of outputs for a loss in the same step."""
-    noted = _masks.get()
-    if noted is not None and jax.tree.leaves(masks):
+    """Record the masks of outputs, for a loss in the same step."""
+    recorded = _masks.get()
+    if recorded is not None and jax.tree.leaves(masks):
         flat = jax.tree.leaves(masks, is_leaf=lambda mask: mask is None)
-        noted.extend(zip(jax.tree.leaves(outputs), flat, strict=True))
+        recorded.extend(zip(jax.tree.leaves(outputs), flat, strict=True))
 
 
-def mask_noted(outputs: PyTree) -> PyTree:
-    """Return the noted masks of these outputs; None without any."""
-    noted = _masks.get() or []
-    masks = jax.tree.map(lambda one: next((mask for output, mask in noted if output is one), None), outputs)
+def recorded_mask(outputs: PyTree) -> PyTree:
+    """Return the recorded masks of these outputs; None without any."""
+    recorded = _masks.get() or []
+    masks = jax.tree.map(lambda one: next((mask for output, mask in recorded if output is one), None), outputs)
     return masks if jax.tree.leaves(masks) else None

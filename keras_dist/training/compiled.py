@@ -11,14 +11,14 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist._support import integer_checks
+from keras_dist._support.located_warnings import warn
 from keras_dist._unstable import jaxprs, xla_workarounds
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import noting
@@ -77,12 +77,12 @@ class LoggedStep:
     zeros: Logs
 
     def resumed(self, states: Logs) -> Logs:
-        """Return the states of another process; rates start again, since its duration is not known."""
+        """Return the states of a resumed process; rates restart, since the earlier duration is unknown."""
         rates = [name for name in states if isinstance(self.accumulators[name], RateAccumulator)]
         return {**states, **{name: self.zeros[name] for name in rates}}
 
     def reset(self, mesh: DeviceMesh) -> Logs:
-        """Return the states at the begin of an epoch or evaluation; call `reset_state` of users."""
+        """Return the states at the start of an epoch or evaluation; call user-defined `reset_state`."""
         own = {name: one for name, one in self.accumulators.items() if one.is_reset_by_users}
         return {**self.zeros, **zero_logs(own, mesh)} if own else self.zeros
 
@@ -93,8 +93,14 @@ class CompiledSteps:
     # A batch whose length the mesh does not divide is padded, placed evenly, and sliced back to its true length inside
     # the program, so that every module and loss sees exactly the rows that exist.
 
-    def __init__(self, plan: LayoutPlan, distribution: Distribution, options: StepOptions | None = None) -> None:
-        self._options = options or StepOptions()
+    def __init__(
+        self,
+        plan: LayoutPlan,
+        distribution: Distribution,
+        options: StepOptions | None = None,
+        assignable: Collection[int] = (),
+    ) -> None:
+        self._options, self._assignable = options or StepOptions(), assignable
         self._distribution = distribution
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
         self._rows, self._warned_of_splits = plan.rows, False
@@ -115,12 +121,12 @@ class CompiledSteps:
             del self._shapes[counted]
 
     def forget_programs(self) -> None:
-        """Trace the steps again, because they depend on something that changed."""
+        """Discard the programs, because something they depend on has changed."""
         self._programs.clear()
 
     @property
     def count(self) -> int:
-        """The number of programs."""
+        """The number of compiled programs."""
         return len(self._programs)
 
     def train(
@@ -149,11 +155,12 @@ class CompiledSteps:
         local: bool = False,
     ) -> tuple[Streams, Any]:
         """Return the changed arrays and the padded outputs: of all processes, or `local` of the rows held here."""
-        (drawn, states), outputs = self._prepared(
+        (drawn, states, assigned), outputs = self._prepared(
             "predict", step, execution, expected, state, draw, needs_all=not local
         )()
+        assigned = {index: jax.device_put(array, self._state_shardings[index]) for index, array in assigned.items()}
         # in the program that computes them, XLA would gather the last kernel instead
-        return drawn | states, self._gathered(outputs, local) if self._outputs_at else outputs
+        return drawn | states | assigned, self._gathered(outputs, local) if self._outputs_at else outputs
 
     def _gathered(self, outputs: Any, local: bool) -> Any:
         leaves, tree = jax.tree.flatten(outputs, is_leaf=is_per_batch)
@@ -281,14 +288,13 @@ class CompiledSteps:
                 lines.append(f"layout_map[{row.path!r}] = {axes}  # shape {row.shape}, {row.nbytes} bytes a device")
         if lines:
             self._warned_of_splits = True
-            warnings.warn(
+            warn(
                 f"a shard_map of the module splits {len(lines)} weight(s) that no layout rule shards: each device "
                 f"holds all of them\n"
                 f"  mesh:     {self._mesh.describe()}\n"
                 f"  fix:      add to the LayoutMap of a ModelParallel, before the model is made:\n"
                 + "\n".join(f"            {line}" for line in lines),
                 LayoutWarning,
-                stacklevel=lint.frames_inside(),
             )
 
     def _warn_of_shapes(self, mode: str, execution: Execution) -> None:
@@ -312,7 +318,7 @@ class CompiledSteps:
             )
         else:
             return
-        warnings.warn(what, RecompileWarning, stacklevel=2)
+        warn(what, RecompileWarning)
 
     def _compile_train(self, step: LoggingStep, execution: Execution) -> Any:
         # the programs outlive the execution, and must not keep its arrays
@@ -355,17 +361,19 @@ class CompiledSteps:
     def _compile_predict(self, step: Callable[..., Any], execution: Execution) -> Any:
         rows, padded = execution.rows, len(jax.tree.leaves(execution.operands[0])[0])
 
-        def predict(arrays: Flat, draw: Draw, x: Any) -> tuple[tuple[Streams, Streams], Any]:
+        def predict(arrays: Flat, draw: Draw, x: Any) -> tuple[tuple[Streams, Streams, Streams], Any]:
             state, outputs = step(self._state_tree.unflatten(arrays), real_rows(x, rows, self._distribution), draw)
             leaves = jax.tree.leaves(state)
-            drawn = {index: leaves[index] for index in self._streams if leaves[index] is not arrays[index]}
-            states = {index: drawn.pop(index, arrays[index]) for index in self._states}
-            return (drawn, states), _pad_rows(outputs, rows, padded)
+            changed = {index: leaf for index, leaf in enumerate(leaves) if leaf is not arrays[index]}
+            states = {index: changed.get(index, arrays[index]) for index in self._states}
+            drawn = {index: changed[index] for index in self._streams if index in changed.keys() - states.keys()}
+            assigned = {index: changed[index] for index in self._assignable if index in changed}
+            return (drawn, states, assigned), _pad_rows(outputs, rows, padded)
 
         # outputs stay where XLA computes them: to replicate them, it would gather the last kernel
         shardings = self._state_shardings, self._replicated, execution.shardings(self._distribution)[0]
         states = {index: self._state_shardings[index] for index in self._states}
-        return self._jit(predict, shardings, ((self._replicated, states), None))
+        return self._jit(predict, shardings, ((self._replicated, states, None), None))
 
     def _jit(self, function: Callable[..., Any], given: Any, returned: Any, consumes_state: bool = False) -> Any:
         """Jit the function with these shardings; without `jit`, only place its arguments and results."""

@@ -73,7 +73,7 @@ class Streamed:
 
     @property
     def form(self) -> Hashable:
-        """Key of the program among executions of one kind."""
+        """Key that distinguishes the programs of executions of one kind."""
         return self.batch.rows, self.batch.form
 
     def describe(self) -> str:
@@ -151,7 +151,7 @@ class ResidentSteps:
 
     @property
     def run(self) -> Callable[[Body, Any, Any, Distribution], Any]:
-        """The loop that gathers each batch and takes a step."""
+        """Run the loop that gathers each batch and takes a step (traced)."""
         return functools.partial(_run_resident, self.steps if self.is_fixed else None, self.shapes)
 
     def describe(self) -> str:
@@ -328,7 +328,7 @@ def _flat_copy(source: ArraySource) -> Any:
 
 
 def is_put_by_dispatch(batch: Batch) -> bool:
-    """Whether programs take the batch from the host; in a job JAX does not split arrays of the host."""
+    """Whether the program itself transfers the batch; in a job JAX does not split host arrays."""
     return batch.portion is None and job.process_count() == 1
 
 
@@ -354,7 +354,7 @@ def _compared(compare: Callable[[int, Take, str], None], arrays: Any) -> None:
 
 
 def fits_on_devices(source: RowSource, distribution: Distribution) -> bool:
-    """Whether the dataset may be replicated: it is in memory, and small."""
+    """Whether the dataset may be kept on the devices: it is in memory, and small."""
     stats = [device.memory_stats() for device in local_devices(distribution)]
     if not isinstance(source, ArraySource) or distribution.device_mesh.is_multi_process or not stats:
         return False
@@ -369,7 +369,7 @@ def local_devices(distribution: Distribution) -> list[Any]:
 
 
 def earns_residence(source: RowSource, steps: int) -> bool:
-    """Whether so many steps on a resident dataset save more time than its transfer takes."""
+    """Whether this many steps on a resident dataset save more time than its transfer takes."""
     return isinstance(source, ArraySource) and _device_bytes(source) <= EARNED_BYTES * steps
 
 

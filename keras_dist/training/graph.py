@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 from flax import nnx, traverse_util
 
 from keras_dist._support import tree_paths
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.safe_patterns import Pattern, pattern
 from keras_dist._support.signatures import takes
 from keras_dist._support.types import ArrayLike, PyTree, PyTreeDef
@@ -32,7 +32,6 @@ from keras_dist._unstable.flax_internals import (
     rngs_for_creation,
     without_eager_sharding,
 )
-from keras_dist.distribution import lint
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_owners, leaf_parts, tied_paths
 from keras_dist.errors import ModelError, nearest, shorten, with_type
 from keras_dist.layers import Layer
@@ -46,7 +45,7 @@ Trainable = Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModuleGraph:
-    """The part of an NNX module that is not arrays, with the names of its arrays.
+    """The static part of an NNX module, with the names of its arrays.
 
     Arrays travel as two nested dicts keyed by attribute names, `trainable` and `rest`, so that optax masks and labels
     can be written against them. Tuples have an entry for each variable, in flattening order of the module's state.
@@ -75,17 +74,16 @@ class ModuleGraph:
         error = ModelError(summary, given=given, fix=fix if self.is_foreign else "make the weights with add_weight")
         if self.is_foreign:
             raise error
-        warnings.warn(str(error), stacklevel=lint.frames_inside())
+        warn(str(error))
 
     def warn_of_untrained(self) -> None:
         """Warn of raw arrays, which may be meant as weights, beside trained variables."""
         if self.untrained and any(self.trained):
-            warnings.warn(
+            warn(
                 f"raw floating arrays are not trained: {', '.join(map(repr, self.untrained[:6]))}\n"
                 f"  given:    {self.described_kinds()}\n"
                 f"  expected: arrays in variables: nnx.Param if trained, else another nnx.Variable\n"
-                f"  fix:      nnx.Param(array) for weights; from_nnx(..., trainable=nnx.Param) where none is meant",
-                stacklevel=lint.frames_inside(),
+                f"  fix:      nnx.Param(array) for weights; from_nnx(..., trainable=nnx.Param) where none is meant"
             )
 
     def described_kinds(self) -> str:
@@ -96,7 +94,7 @@ class ModuleGraph:
         return "; ".join(f"{kind}: {', '.join(map(repr, paths[:6]))}" for kind, paths in by_kind.items())
 
     def nest(self, leaves: Sequence[PyTree]) -> tuple[PyTree, PyTree]:
-        """Return a value for each variable as the nested dicts `(trainable, rest)`."""
+        """Arrange a value for each variable as the nested dicts `(trainable, rest)`."""
         by_kind: tuple[dict[tree_paths.Parts, Any], dict[tree_paths.Parts, Any]] = ({}, {})
         for parts, trained, leaf in zip(self.parts, self.trained, leaves, strict=True):
             by_kind[not trained][parts] = leaf

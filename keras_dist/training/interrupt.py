@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM of a scheduler end a training between two steps, never within a step.
+"""Ctrl-C, and SIGTERM of a scheduler, end training between two steps, never within a step.
 
 A `KeyboardInterrupt` between a donated step and the storing of its result loses the state. So the signal handler only
 notes the signal, which is raised between steps; the second one is raised at once, except from dispatch to storing.
@@ -30,7 +30,7 @@ class _Notes:
         self._presses = 0
         self._signal = signal.SIGINT
         self._handled_before = sys.exception()
-        self._is_told = False
+        self._has_asked = False
         self.shields = 1
         self.leave: Leave | None = None
         self.is_shared = False
@@ -65,8 +65,8 @@ class _Notes:
 
     def _is_time_for_all(self) -> bool:
         """Whether the processes of the job have agreed to end here; Ctrl-C in one process asks the others."""
-        if self._presses and not self._is_told:
-            self._is_told = True
+        if self._presses and not self._has_asked:
+            self._has_asked = True
             os.kill(os.getpid(), signal.SIGTERM)  # JAX's handler informs all processes
         if not job.reached_preemption_point():
             return False
@@ -90,7 +90,7 @@ _running: _Notes | None = None
 
 @contextlib.contextmanager
 def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = False) -> Iterator[Callable[[], None]]:
-    """Note the first Ctrl-C; yield the function that raises for it between steps.
+    """Context manager that records the first Ctrl-C; yields the function that raises for it between steps.
 
     A second Ctrl-C is raised at once, except in a `shield`. Nested contexts share the outer function. Nothing is done
     outside of the main thread, where Python delivers no signals, and where the user has a handler.
@@ -153,7 +153,7 @@ def _leaving(notes: _Notes, leave: Leave | None, is_shared: bool) -> Iterator[No
 
 
 def shield() -> contextlib.AbstractContextManager[Any]:
-    """Return a reusable context in which signals are only noted.
+    """Return a reusable context in which signals are recorded, and raise nothing.
 
     A `KeyboardInterrupt` between the dispatch of a donated step and the storing of its result would lose the state.
     """

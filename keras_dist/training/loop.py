@@ -17,7 +17,7 @@ from keras_dist._support.types import PyTree
 from keras_dist.distribution.jobs import heartbeat
 from keras_dist.distribution.jobs.consistency import Fingerprint
 from keras_dist.training.executions import Execution
-from keras_dist.training.throughput import StepTimer
+from keras_dist.training.throughput import StepTimer, Timing
 
 Mode = Literal["train", "test", "predict"]
 
@@ -46,6 +46,9 @@ class Hooks(Protocol):
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Call before an epoch of training."""
+
+    def note_timing(self, timing: Timing) -> None:
+        """Store the timing of the training so far, before the end of an epoch."""
 
     def on_epoch_end(self, epoch: int, logs: MutableMapping[str, Any] | None) -> None:
         """Call after an epoch of training and its validation."""

@@ -24,7 +24,7 @@ from keras_dist.layers.weights import children_of
 
 
 def name_members(layers: Sequence[Layer]) -> dict[str, Layer]:
-    """Give the layers of a model distinct names by `number_names`; layers of other models keep their attribute."""
+    """Name the layers of a model distinctly by `number_names`; layers of other models keep their attribute name."""
     given: dict[str, Layer] = {}
     for layer in layers:
         if layer._base_name is None and given.setdefault(layer.name, layer) is not layer:
@@ -39,7 +39,7 @@ def name_members(layers: Sequence[Layer]) -> dict[str, Layer]:
 
 
 def named_layers(module: nnx.Module) -> list[Layer]:
-    """Return what `layers_in` returns, after numbering default names that occur twice. Names that users gave stay."""
+    """Number repeated default names of layers, and return the layers as `layers_in` does; given names stay."""
     layers = layers_in(module)
     taken = {layer.name for layer in layers if layer._base_name is None}
     candidates: dict[str, Iterator[str]] = {}
@@ -88,7 +88,7 @@ _Item = TypeVar("_Item")
 
 
 def by_prefix(items: Iterable[_Item], names: Callable[[_Item], Iterable[str]]) -> dict[str, list[_Item]]:
-    """Return the items below each prefix of their names, in order. Looking each up in turn would be quadratic."""
+    """Return the items below each prefix of their names, in order, in linear time."""
     found: dict[str, list[_Item]] = {}
     for item in items:
         for prefix in dict.fromkeys(prefix for name in names(item) for prefix in prefixes(name)):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from keras_dist import metrics
 from keras_dist._support.arguments import check_number
+from keras_dist._support.traced_values import explaining_traced_values
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Layer
@@ -51,7 +52,8 @@ class _Term:
         loss, of, context = self.loss, self.output, call_context.current()
         projection = context.projection_of(of.y_pred) if context is not None and not self.is_measured else None
         y_pred = of.y_pred if projection is None or not loss.uses(projection) else projection
-        value, reported = loss.with_reported(of.y_true, y_pred, of.sample_weight, of.mask)
+        with explaining_traced_values(f"loss {loss.name!r}"):
+            value, reported = loss.with_reported(of.y_true, y_pred, of.sample_weight, of.mask)
         if jnp.ndim(value):
             summary = f"the loss {loss.name!r} is not reduced to a number"
             given = f"reduction={loss.reduction!r}, a loss of shape {jnp.shape(value)}"
@@ -117,7 +119,7 @@ class Objective:
         return found
 
     def batch_weight(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
-        """Return the weight of a batch in a gradient that is accumulated over several: the divisor of its loss.
+        """Return the weight of a batch in accumulated gradients: the divisor of its loss.
 
         The mean over several losses is exact if their divisors are proportional. Without a loss it is the number of
         rows.
@@ -342,7 +344,7 @@ def _is_by_output(given: PyTree) -> bool:
 
 
 def _number(weight: Any) -> float:
-    return check_number("loss_weights", weight, wrong="contains a value that is not a number", example=[1.0, 0.5])
+    return check_number("loss_weights", weight, example=[1.0, 0.5])
 
 
 def _resolved_metrics(given: PyTree) -> PyTree:

@@ -31,7 +31,7 @@ class Optimizer:
     parts: frozenset[tree_paths.Parts]
 
     def select(self, trainable: PyTree) -> PyTree:
-        """Return the variables that it updates, as nested dicts."""
+        """Return the variables that the optimizer updates, as nested dicts."""
         flat = traverse_util.flatten_dict(trainable)
         return traverse_util.unflatten_dict({parts: leaf for parts, leaf in flat.items() if parts in self.parts})
 
@@ -123,7 +123,7 @@ def check_loss_scales(named: Mapping[str, Optimizer]) -> None:
 
 @contextlib.contextmanager
 def scaling_checked(given: Iterable[Any]) -> Generator[None]:
-    """Check that optimizers which unscale gradients have scaled the loss inside."""
+    """Context manager: raise unless optimizers that unscale gradients have scaled the loss."""
     scaling = [one for one in given if getattr(one, "scales_loss", False)]
     for optimizer in scaling:
         optimizer._has_scaled = False

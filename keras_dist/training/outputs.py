@@ -145,7 +145,7 @@ class Part:
 
 
 def is_structured(losses: PyTree) -> bool:
-    """Whether the losses contain lists: several losses for a part of the outputs, or one for each output in it."""
+    """Whether the losses contain lists, as for nested outputs."""
     if isinstance(losses, list | tuple):
         lists = [item for item in losses if isinstance(item, list | tuple)]
         return any(len(_leaves(item)) != 1 for item in lists) or any(isinstance(item, Mapping) for item in losses)

@@ -1,4 +1,4 @@
-"""`Progress`: the position of a training, from which another process can resume; `Run`: a running training.
+"""`Progress`: the position of a training, from which another process can resume; `TrainingRun`: a running training.
 
 The loop notes its `Progress` after each dispatch, and nobody else counts. Callbacks restore arrays in `on_train_begin`;
 the loop gives all callbacks their states after that and begins at the cursor, so that the order of callbacks does not
@@ -39,7 +39,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, state: Any) -> Progress:
-        """Read the fields from a file, with arrays in them."""
+        """Return the progress from the result of `to_json`."""
         names = ("cursor", *_IS_FIELD)
         if (
             not isinstance(state, Mapping)
@@ -53,7 +53,7 @@ class Progress:
         return cls(metric_states=fields.pop("tallies"), **fields)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for a file, with arrays in them; files call `metric_states` `tallies`."""
+        """Return the fields as a dict; `metric_states` is stored as `tallies`."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {"tallies": fields.pop("metric_states"), **fields, "cursor": self.cursor.to_json()}
 
@@ -126,13 +126,13 @@ _IS_FIELD: dict[str, Callable[[Any], bool]] = {
 
 
 def restored(metric_states: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Place the states of metrics of another process on the devices of this one."""
+    """Place the metric states of another process on the devices of this one."""
     leaves, treedef = jax.tree.flatten({name: like[name] for name in metric_states})
     values = jax.tree.leaves(dict(metric_states))
     return treedef.unflatten([place_copy(value, leaf.sharding) for value, leaf in zip(values, leaves, strict=True)])
 
 
-class Run:
+class TrainingRun:
     """One call of `fit`: its examples, callbacks and progress; `zeros` are the initial metric states."""
 
     def __init__(
@@ -149,7 +149,7 @@ class Run:
         self._has_begun = False
 
     def begin(self) -> Progress:
-        """Return the start of the training: before its first batch, or the progress that a callback has set."""
+        """Return the start of the training: before the first batch, or the progress set by a callback."""
         self._has_begun = True
         if self.progress.callbacks is not None:
             metric_states = restored(self.progress.metric_states, self._zeros) if self.progress.metric_states else {}
@@ -157,7 +157,7 @@ class Run:
             self.progress = dataclasses.replace(self.progress, metric_states=metric_states)
         return self.progress
 
-    def noted(self, is_stopping: bool) -> Progress:
+    def current(self, is_stopping: bool) -> Progress:
         """Return the current progress with the state of callbacks."""
         if self._thread is not threading.current_thread():  # its callbacks may be behind its arrays
             summary = "the state of a training cannot be taken from another thread: fit is running"

@@ -18,10 +18,10 @@ from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
+from keras_dist.training.array_positions import ArrayPosition, positions_of
 from keras_dist.training.borrowing import BorrowedArrays
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.optimization import Optimizer
-from keras_dist.training.places import Place, places_of
 from keras_dist.training.train_state import TrainState
 from keras_dist.variables.variable import Variable
 
@@ -31,10 +31,10 @@ class StateCell(BorrowedArrays):
 
     @classmethod
     def of_own_module(cls, graph: ModuleGraph, plan: LayoutPlan, state: PyTree) -> tuple[StateCell, Any]:
-        """Create a module with these arrays, which are placed as planned; return its training state and the module."""
+        """Create a module with these arrays, placed as planned; return its training state and the module."""
         leaves = jax.tree.leaves(state)
         module = graph.merge(*graph.nest(leaves))
-        places = places_of(module, graph.parts)
+        places = positions_of(module, graph.parts)
         for place, array in zip(places, leaves, strict=True):
             place.keep(array)
         return cls(graph, plan, places), module
@@ -56,13 +56,24 @@ class StateCell(BorrowedArrays):
         """Return the index of a variable in `arrays`."""
         return self._places[self.index(path)]
 
+    @property
+    def places(self) -> Sequence[int]:
+        """The indices of all variables in `arrays`."""
+        return self._places
+
+    @property
+    def assignable(self) -> frozenset[int]:
+        """The indices in `arrays` of variables of layers that `call` may assign: untrained ones."""
+        rows = self.state_plan.rows
+        return frozenset(index for index, _ in self._ours if rows[index].role in ("statistic", "counter"))
+
     def path_of(self, variable: Any) -> str | None:
         """Return the path of a variable in this model; None if the model does not contain it."""
         index = self._index_of.get(id(variable))
         return None if index is None else self.graph.specs[index].path
 
     def held(self, path: str) -> Any:
-        """Return the variable in the module; None if no variable holds this single array."""
+        """Return the variable in the module; None if no variable holds exactly this array."""
         return self._variables[self.index(path)].variable
 
     def variable(self, path: str) -> Any:
@@ -126,7 +137,7 @@ class StateCell(BorrowedArrays):
             self.put(copies)
 
     def use(self, graph: ModuleGraph) -> None:
-        """Replace the graph by another of the same variables; drop the slots if it trains others."""
+        """Replace the graph by another graph of the same variables; drop the slots if other variables are trained."""
         if graph.trained == self.graph.trained:
             self.graph = graph
             return
@@ -135,7 +146,7 @@ class StateCell(BorrowedArrays):
         self.state_plan = self._plan_of_state({})
         self._arrange(TrainState(*graph.nest(leaves), {}, step))
 
-    def extend(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[Place]) -> None:
+    def extend(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[ArrayPosition]) -> None:
         """Replace the variables by the variables of another graph; drop the slots."""
         with self.lock:
             step = self.state.step
@@ -168,10 +179,10 @@ class StateCell(BorrowedArrays):
         return plan.arrange(optimizer.select(paths))
 
     def move(self, distribution: Distribution, optimizers: dict[str, Optimizer]) -> None:
-        """Reshard everything to the layouts of another distribution, unless its rules cannot be applied."""
+        """Reshard the state to another distribution; change nothing if its rules cannot be applied."""
         others = [cell for cell in self._beside if cell._index_of.keys() & self._index_of.keys()]
         if others:
-            summary = f"{self.owner} cannot move: {others[0].owner} has some of its layers"
+            summary = f"{self.owner} cannot move: {self.name_of(others[0])} has some of its layers"
             fix = "move a model that shares no layers: keras_dist.models.clone_model(model), then set its weights"
             raise ModelError(summary, given=f"another distribution, {distribution}", fix=fix)
         plan, state = distribution.plan_variables(self.graph.specs, self.graph.treedef), self.state

@@ -43,10 +43,10 @@ from keras_dist.training.adapters import adapted
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.gathers import with_gathers
 from keras_dist.training.graph import ModuleGraph
+from keras_dist.training.logged_values import reported
 from keras_dist.training.objective import Objective, check_free
 from keras_dist.training.optimization import Optimizer, apply_gradients, check_loss_scales, scale_loss, scaling_checked
 from keras_dist.training.rematerialisation import Remat
-from keras_dist.training.report import reported
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import check_have_rows, over_padded_rows, rows_multiple
 from keras_dist.variables import call_context
@@ -67,7 +67,7 @@ ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """The position of the random numbers of a batch outside of training."""
+    """The position of random numbers of a batch outside of training."""
 
     words: Any  # [seed, number of the evaluation or prediction, batch], uint32 (3,)
 
@@ -77,7 +77,7 @@ class Draw:
         return cls(np.array([seed, run, 0], np.uint32))
 
     def after(self, batches: int) -> Draw:
-        """Return the position so many batches later."""
+        """Return the position `batches` batches later."""
         return Draw(self.words + np.array([0, 0, batches], np.uint32))
 
     def key(self) -> jax.Array:
@@ -120,7 +120,7 @@ class Forward:
     def measure(
         self, objective: Objective, state: TrainState, trainable: Any, batch: Batch, draw: Draw | None = None
     ) -> tuple[dict[str, jax.Array], PyTree, PyTree, PyTree]:
-        """Return losses, output, its mask, and `rest` afterwards, for a batch; outside of training with a `draw`."""
+        """Return losses, output, mask, and `rest` afterwards, for a batch; a `draw` means outside of training."""
         training, at = draw is None, state.step if draw is None else draw
 
         def call(trainable: PyTree, rest: PyTree) -> tuple[dict[str, jax.Array], PyTree, PyTree, PyTree]:
@@ -128,7 +128,7 @@ class Forward:
             if training and self.remat is not None:
                 self.remat.mark(module)
             with call_context.entered(training, anew=True) as context:
-                context.shards_of = self._shards_of()
+                context.shards_of = self._shards_of
                 y_pred, has_rows = self.outputs(module, at, batch[0], training)
                 mask = context.mask_of(y_pred)
                 mask = mask if jax.tree.leaves(mask) else None
@@ -160,13 +160,14 @@ class Forward:
         paths = self.graph.nest([spec.path for spec in self.graph.specs])
         return with_gathers(call, self.plan, jax.tree.leaves(paths), (trainable, rest))
 
-    def _shards_of(self) -> Callable[[str, int], int] | None:
-        """Return the function from the path of a weight and a dim to the number of its shards where it is used."""
-        plan = self.plan
-        if plan is None:
+    def _shards_of(self, path: str, dim: int) -> int | None:
+        """Return the number of shards of a dim of a weight where it is used; None if the plan lacks the weight."""
+        if self.plan is None:
             return None
-        layouts = {row.path: row.compute_axes for row in plan.rows}
-        return lambda path, dim: plan.mesh.axis_size(layouts[path][dim]) if path in layouts else 1
+        try:
+            return self.plan.mesh.axis_size(self.plan.row(path).compute_axes[dim])
+        except KeyError:
+            return None
 
     def scattered(self, grads: PyTree) -> PyTree:
         """Constrain gradients to the layouts of the slots that they update (traced)."""
@@ -275,7 +276,7 @@ def make_train_step(
 
 
 def own_train_step(forward: Forward, train_step: TrainStep, optimizers: Mapping[str, Optimizer]) -> Step:
-    """Make the train step of a user; each step gets its random streams."""
+    """Make a train step from a user function; each step gets its random streams."""
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         with scaling_checked(one.transformation for one in optimizers.values()):
@@ -360,17 +361,23 @@ Logs = dict[str, Any]
 
 
 class PureStep:
-    """A train or test step that accumulates its logs: `step(state, batch)` or `step(state, batch, draw)`."""
+    """A train or test step that accumulates its logs: `step(state, batch)` or `step(state, batch, draw)`.
 
-    changed: Sequence[int] = ()  # indices of further arrays that a test step changes
+    `accumulators` finds `changed`: which of the `assignable` arrays a test step changes, by index in the state.
+    """
+
+    changed: Sequence[int] = ()
     may_read_values = False
 
-    def __init__(self, step: Callable[..., Any], *, trains: bool) -> None:
-        self._step, self._trains = step, trains
+    def __init__(self, step: Callable[..., Any], *, trains: bool, assignable: Collection[int] = ()) -> None:
+        self._step, self._trains, self._assignable = step, trains, assignable
 
     def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
         """Return the accumulators in the order of the logs (traced); JAX would sort the names."""
-        _, found = self._run(state, batch, Draw.begun(0, 0))
+        after, found = self._run(state, batch, Draw.begun(0, 0))
+        pairs = zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True)
+        changed = {index for index, (old, new) in enumerate(pairs) if new is not old}
+        self.changed = sorted(changed.intersection(self._assignable))
         return {name: accumulator_of(name, value) for name, value in found.items()}
 
     def advance(

@@ -53,7 +53,10 @@ class StepProtocol:
 
 @dataclasses.dataclass(frozen=True)
 class VariablesAccumulator:
-    """The variables of metrics, which the steps update; they are collected once, since callbacks may read often."""
+    """The variables of metrics, which the steps update.
+
+    They are collected once, since callbacks may read them often.
+    """
 
     protocol: StepProtocol
     variables: Sequence[Any]

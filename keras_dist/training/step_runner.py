@@ -18,6 +18,7 @@ from keras_dist.data.batching import Validation
 from keras_dist.distribution.jobs import heartbeat
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement, facts_of_form, is_shared
 from keras_dist.training import step as steps
+from keras_dist.training.batch_placement import BatchPlacement, Examples
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.compiled import CompiledSteps, Expected, LoggedStep, zero_logs
 from keras_dist.training.executions import Execution, SingleStep
@@ -25,8 +26,7 @@ from keras_dist.training.interrupt import interrupt_between_steps, shield
 from keras_dist.training.logs import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
 from keras_dist.training.loop import Hooks, Mode, run_steps
 from keras_dist.training.optimization import finalize
-from keras_dist.training.placement import Examples, Placement
-from keras_dist.training.progress import Progress, Run, nothing_to_continue
+from keras_dist.training.progress import Progress, TrainingRun, nothing_to_continue
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Draw, Forward, Logs, ModuleCall, PureStep
 from keras_dist.training.step_protocol import ProtocolStep
@@ -42,12 +42,12 @@ class StepRunner:
     def __init__(self, cell: StateCell, forward: Forward, choices: CompileConfig | None) -> None:
         self._cell, self._forward, self._choices = cell, forward, choices or CompileConfig()
         self._options = self._choices.options
-        self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options)
-        self._placement = Placement(cell.graph, forward.distribution, self._options)
+        self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options, cell.assignable)
+        self._placement = BatchPlacement(cell.graph, forward.distribution, self._options)
         self._steps = _steps(forward, self._choices, cell)
         self._logged_steps: dict[Mode, LoggedStep] = {}
         self._predict_steps: dict[ModuleCall | None, Callable[..., PyTree]] = {}
-        self._run: Run | None = None
+        self._run: TrainingRun | None = None
         self.stops: set[Mode] = set()  # modes whose run ends after the current step
 
     def fit(
@@ -71,7 +71,7 @@ class StepRunner:
         should_stop = self._stopper("train")
         logs: MutableMapping[str, Any] = {}
         leave = hooks.on_train_interrupt if hooks.handles_interrupts else None
-        run = Run(examples, hooks, Progress.begun(examples, epochs, shuffle_key), program.zeros, self._options)
+        run = TrainingRun(examples, hooks, Progress.begun(examples, epochs, shuffle_key), program.zeros, self._options)
         with (
             self._running(run, hooks),
             interrupt_between_steps(leave, is_shared=is_shared(self._cell.mesh)) as check_interrupt,
@@ -108,6 +108,7 @@ class StepRunner:
                 seconds = timer.clock.seconds
                 logs = LazyLogs(states, program.accumulators, validate(epoch, check_interrupt), seconds)
                 run.progress = start.at_epoch(epoch + 1)
+                hooks.note_timing(timer.timing(self._cell.mesh.backend_mesh.local_devices))
                 hooks.on_epoch_end(epoch, logs)
                 if should_stop():
                     break
@@ -119,7 +120,7 @@ class StepRunner:
     @property
     def progress(self) -> Progress | None:
         """The progress of the running training; None without one."""
-        return None if self._run is None else self._run.noted(is_stopping="train" in self.stops)
+        return None if self._run is None else self._run.current(is_stopping="train" in self.stops)
 
     def use_seed(self, seed: int) -> None:
         """Use another seed for the random numbers of steps."""
@@ -128,21 +129,21 @@ class StepRunner:
         self._compiled.forget_programs()
 
     def check_continues(self, progress: Progress) -> None:
-        """Check that the training that is about to begin can resume there."""
+        """Check that the training about to begin can resume at `progress`."""
         self._awaited_run(progress)
 
     def continue_from(self, progress: Progress) -> None:
-        """Resume an interrupted training; to be called in `on_train_begin`."""
+        """Resume an interrupted training; call it in `on_train_begin`."""
         self._awaited_run(progress).progress = progress
 
-    def _awaited_run(self, progress: Progress) -> Run:
+    def _awaited_run(self, progress: Progress) -> TrainingRun:
         if self._run is None:
             raise nothing_to_continue()
         self._run.check_continues(progress)
         return self._run
 
     @contextlib.contextmanager
-    def _running(self, run: Run, hooks: Hooks) -> Iterator[None]:
+    def _running(self, run: TrainingRun, hooks: Hooks) -> Iterator[None]:
         """Publish the run, and call `on_train_exit` at its end; a callback may start another run."""
         outer, self._run = self._run, run
         try:
@@ -332,7 +333,7 @@ class StepRunner:
         return lambda: mode in self.stops
 
     def _train_dispatch(
-        self, program: LoggedStep, run: Run | None = None, expected: Expected = list
+        self, program: LoggedStep, run: TrainingRun | None = None, expected: Expected = list
     ) -> Callable[[Execution], tuple[Logs, int]]:
         """Return the function that dispatches an execution and updates the progress of the run."""
         is_resumed = run is not None and bool(run.progress.metric_states)
@@ -410,7 +411,8 @@ def _steps(forward: Forward, choices: CompileConfig, cell: StateCell) -> dict[Mo
     """Return the steps of `compile` by mode; a predict step only if the user wrote it."""
     found: dict[Mode, Any] = {}
     if choices.objective is not None:
-        found["test"] = PureStep(steps.make_test_step(forward, choices.objective), trains=False)
+        measured = steps.make_test_step(forward, choices.objective)
+        found["test"] = PureStep(measured, trains=False, assignable=cell.assignable)
     if choices.train_step is not None:
         own = steps.own_train_step(forward, choices.train_step, choices.optimizers)
         found["train"] = PureStep(own, trains=True)

@@ -29,7 +29,10 @@ class StepsTuner:
         self._steps = fixed or 1
 
     def steps(self, left: int) -> int:
-        """Return the number of steps of the next execution, with `left` steps left; the rest after `fixed` is 1."""
+        """Return the number of steps of the next execution, of which `left` remain.
+
+        Steps that do not fill a fixed number run one by one.
+        """
         return 1 if self.is_fixed and self._steps > left else min(self._steps, left)
 
     def measured(self, seconds: float, steps: int) -> None:
@@ -45,6 +48,7 @@ class Timing:
 
     Attributes:
         steps: number of steps.
+        rows: number of rows.
         compilations: number of compiled programs.
         compile_seconds: duration of tracing and compilation.
         wall_seconds: time from the first dispatch of each epoch until its last step was done, without compilation.
@@ -56,6 +60,7 @@ class Timing:
     """
 
     steps: int
+    rows: int
     compilations: int
     compile_seconds: float
     wall_seconds: float
@@ -89,7 +94,7 @@ class EpochClock:
 
 
 class StepTimer:
-    """Measurement of the loop from its dispatches and waits."""
+    """Measures the training loop by its dispatches and waits."""
 
     def __init__(self, tuner: StepsTuner | None = None) -> None:
         self._tuner = tuner
@@ -101,13 +106,13 @@ class StepTimer:
         self.clock = EpochClock()
 
     def begin(self) -> None:
-        """Note the begin of an epoch."""
+        """Record the start of an epoch."""
         self._began = self._busy_until = self._finished = time.perf_counter()
         self._newest = None
         self.clock = EpochClock()
 
     def look(self) -> float:
-        """Note whether a step is in flight now, and return when that was."""
+        """Record whether a step is in flight now, and return the time."""
         now = time.perf_counter()
         if self._newest is not None and not self._newest.is_ready():
             self._busy_until = now
@@ -136,7 +141,7 @@ class StepTimer:
             self._tuner.measured(seconds, steps)
 
     def end(self) -> None:
-        """Note the end of an epoch."""
+        """Record the end of an epoch."""
         self._wall += time.perf_counter() - self._began
         self.clock.stop()
 
@@ -147,6 +152,7 @@ class StepTimer:
         wall = self._wall - self._compiling
         return Timing(
             steps=sum(steps for _, steps in self._step_seconds),
+            rows=self._rows,
             compilations=self._compilations,
             compile_seconds=self._compiling,
             wall_seconds=wall,

@@ -15,7 +15,7 @@ from keras_dist.distribution.jobs.consistency import Fingerprint, facts_of_confi
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.training.naming import layers_below, prefixes
-from keras_dist.variables.variable import Owners, say_trainable
+from keras_dist.variables.variable import Owners, is_trained_by
 
 
 class TrainableFlags:
@@ -38,10 +38,10 @@ class TrainableFlags:
 
     def is_trainable(self, path: str) -> bool:
         """Whether a variable is trained according to its layers."""
-        return path in self._owners and say_trainable(self._owners[path])
+        return path in self._owners and is_trained_by(self._owners[path])
 
     def flags(self) -> tuple[bool, ...]:
-        """Return whether a step trains each variable; none, if the model itself is not trainable."""
+        """Return whether a step trains each variable; all False if the model itself is not trainable."""
         return tuple(self._model._trainable and self.is_trainable(path) for path in self._paths)
 
     def stated(self) -> tuple[bool, ...]:
@@ -52,7 +52,7 @@ class TrainableFlags:
         """Return the config of the model, which must be equal in all processes of a job."""
         return facts_of_config("model", self._model)
 
-    def tell(self, module: nnx.Module) -> None:
+    def copy_to(self, module: nnx.Module) -> None:
         """Copy `trainable` to the layers of the model's module."""
         for path, layer in layers_below(module):
             if path in self.layers:

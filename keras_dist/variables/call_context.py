@@ -31,8 +31,8 @@ class CallContext:
     losses: list[jax.Array] = dataclasses.field(default_factory=list)  # scalars added by layers
     # traced tensor and mask by the id of the tensor, which must live; arrays have `_keras_mask`, as in Keras
     masks: dict[int, tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=dict)
-    # number of shards of a dim of a weight, by its path, where the step uses it; None in calls without a loss
-    shards_of: Callable[[str, int], int] | None = None
+    # in steps with a loss: number of shards of a dim of a weight, by its path, where it is used; None if not known
+    shards_of: Callable[[str, int], int | None] = lambda path, dim: None
     # traced logits and their projection by the id of the logits, which must live
     projections: dict[int, tuple[jax.Array, Projection]] = dataclasses.field(default_factory=dict)
     compiled_loss: Callable[[PyTree, PyTree], ArrayLike | None] | None = None  # while a loss is computed
@@ -44,7 +44,7 @@ class CallContext:
     is_computed_again: bool = False  # the backward pass recomputes it, so that its layers need not do so
 
     def mask_of(self, tensors: PyTree) -> PyTree:
-        """Return the mask of a tensor, or None; or a pytree of masks."""
+        """Return the mask of a tensor or None; for a pytree of tensors, a pytree of masks."""
         return jax.tree.map(
             lambda tensor: self.masks.get(id(tensor), (None, getattr(tensor, "_keras_mask", None)))[1], tensors
         )
@@ -77,8 +77,8 @@ class CallContext:
 
     def note_projection(self, logits: jax.Array, projection: Projection, weight: str) -> None:
         """Store the projection that computes logits; `weight` is the path of its kernel."""
-        if self.shards_of is not None and is_traced(logits):
-            shards = self.shards_of(weight, projection.vocabulary_dim)
+        shards = self.shards_of(weight, projection.vocabulary_dim) if is_traced(logits) else None
+        if shards is not None:
             self.projections[id(logits)] = logits, dataclasses.replace(projection, shards=shards)
 
 
@@ -92,7 +92,10 @@ def current() -> CallContext | None:
 
 @contextlib.contextmanager
 def entered(training: bool | None = None, *, anew: bool = False) -> Iterator[CallContext]:
-    """Enter a call; it shares losses, masks and, by default, `training` with the outer call unless `anew`."""
+    """Context manager of a call.
+
+    Shares losses, masks and, by default, `training` with the outer call unless `anew`.
+    """
     around = None if anew else _current.get()
     if around is None:
         context = CallContext(training)
@@ -113,7 +116,7 @@ def caller() -> str | None:
 
 @contextlib.contextmanager
 def calling(name: str | None, weights_dtype: str | None = None) -> Iterator[None]:
-    """Enter the `call` of a layer, which reads float weights as `weights_dtype`; None for a build."""
+    """Context manager of the `call` of a layer, which reads float weights as `weights_dtype`; None for a build."""
     context = current()
     if context is None:
         yield
@@ -127,7 +130,7 @@ def calling(name: str | None, weights_dtype: str | None = None) -> Iterator[None
 
 
 def weights_dtype() -> str | None:
-    """Return the dtype in which the current `call` reads float weights; None for their own."""
+    """Return the dtype in which the current `call` reads float weights; None for their stored dtype."""
     context = current()
     return None if context is None else context.weights_dtype
 
@@ -139,7 +142,7 @@ def is_of_shapes() -> bool:
 
 
 def note_created(variable: Variable, value: jax.Array) -> None:
-    """Store a new weight and its initial value."""
+    """Record a new weight and its initial value."""
     context = current()
     if context is not None:
         context.created.append((variable, value))

@@ -43,7 +43,7 @@ Owners = tuple[Any, ...]
 """The layers around a weight, innermost first."""
 
 
-def say_trainable(owners: Owners) -> bool:
+def is_trained_by(owners: Owners) -> bool:
     """Return whether these layers train a weight; the innermost layer whose `trainable` was set decides."""
     for layer in owners:
         if not layer._trainable:
@@ -58,7 +58,7 @@ _of_layer = contextvars.ContextVar("of_layer", default=False)
 
 @contextlib.contextmanager
 def made_by_layer() -> Iterator[None]:
-    """Create variables without a layout inside; the layer assigns layouts to whole paths."""
+    """Context manager: create variables without a layout, since the layer assigns layouts to whole paths."""
     token = _of_layer.set(True)
     try:
         yield
@@ -155,7 +155,7 @@ class Variable(Lendable):
 
     @classmethod
     def holding(cls, value: jax.Array | jax.ShapeDtypeStruct, path: str, name: str | None = None) -> Variable:
-        """Create a variable of an array, which is not copied, or of its shape, before `lend_for_good`."""
+        """Create a variable of an array, without a copy, or of a shape; `lend_for_good` must follow."""
         variable = Statistic.__new__(Statistic)
         variable._begin(value, path, name or path.rpartition("/")[2])
         return variable
@@ -191,18 +191,18 @@ class Variable(Lendable):
 
     @property
     def name(self) -> str:
-        """The name."""
+        """The name of the variable."""
         return self.get_metadata("keras_name") or (self.path.rpartition("/")[2])
 
     @property
     def path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The path in the model, or else from the outermost layer whose weights were listed."""
+        """Path in the model; outside of models, path in the outermost layer whose weights were accessed."""
         return self._known_as or self.get_metadata("keras_path") or "variable"
 
     @property
     def trainable(self) -> bool:
         """Whether gradients train the variable; set by its layers, from the next `compile` on."""
-        return self.is_parameter and not self.get_metadata("is_frozen", False) and say_trainable(self._owners)
+        return self.is_parameter and not self.get_metadata("is_frozen", False) and is_trained_by(self._owners)
 
     @trainable.setter
     def trainable(self, value: bool) -> NoReturn:
@@ -237,33 +237,33 @@ class Variable(Lendable):
         return self.get_metadata("layout") if keeper is None else keeper.layout_of(self)
 
     def belong_to(self, owners: Owners, path: str) -> None:
-        """Store the layers around it, innermost first, and its path in the outermost."""
+        """Store the layers that contain the variable, innermost first, and its path in the outermost."""
         # weakly: tracers must not wait for the garbage collector
         object.__setattr__(self, "_belonging", (tuple(map(weakref.ref, owners)), path))
         self.follow(owners)
 
     def follow(self, owners: Owners) -> None:
         """Become an `nnx.Param` if the layers around it are trained, for filters of NNX."""
-        kind = Parameter if say_trainable(owners) and not self.get_metadata("is_frozen", False) else Frozen
+        kind = Parameter if is_trained_by(owners) and not self.get_metadata("is_frozen", False) else Frozen
         if type(self) in (Parameter, Frozen) and type(self) is not kind:
             object.__setattr__(self, "__class__", kind)  # also inside a trace, where Flax raises an error
 
     @property
     def _owners(self) -> Owners:
-        found = (reference() for reference in self._told[0])
+        found = (reference() for reference in self._layers_and_path[0])
         return tuple(owner for owner in found if owner is not None)
 
     @property
     def _known_as(self) -> str:
-        return self._told[1]
+        return self._layers_and_path[1]
 
     @property
-    def _told(self) -> tuple[tuple[weakref.ref[Any], ...], str]:
+    def _layers_and_path(self) -> tuple[tuple[weakref.ref[Any], ...], str]:
         return self._slot("_belonging", ((), ""))
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The shape."""
+        """The shape of the array."""
         return flax_internals.raw_value.__get__(self).shape
 
     @property
@@ -436,7 +436,7 @@ def drawn(initializer: Identifier, shape: Shape | int, dtype: DTypeLike, label: 
 def check_initial_value(
     value: ArrayLike, shape: tuple[int, ...], label: str, initializer: Identifier | ArrayLike
 ) -> None:
-    """Check what an initializer returned."""
+    """Check the output of an initializer."""
     if jnp.shape(value) != shape:
         given = f"shape {jnp.shape(value)} from {shorten(initializer)}"
         fix = "return an array of the shape that the initializer is called with"

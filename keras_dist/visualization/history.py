@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from keras_dist._support.extras import import_extra
+from keras_dist._support.text_tables import Table, render
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import ModelError, with_type
 from keras_dist.saving.drafts import writing_to
 
 _PANEL_INCHES = (4.0, 3.0)
 _PANELS_IN_A_ROW = 3
+_BARS = "▁▂▃▄▅▆▇█"
+_MOST_BARS = 40
 
 
 def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> Any:
@@ -63,6 +66,25 @@ def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> An
         with writing_to(path):
             figure.savefig(path)
     return figure
+
+
+class TextPlot:
+    """Loss and metrics over the epochs as text: first value, a bar for each epoch, last value."""
+
+    def __init__(self, values: Mapping[str, Sequence[Any]]) -> None:
+        self._values = {name: np.asarray(each, float) for name, each in values.items() if np.ndim(each) == 1}
+
+    def __repr__(self) -> str:
+        headers = ("", "first", "epochs", "last")
+        lines = [(name, f"{each[0]:.5g}", _bars(each), f"{each[-1]:.5g}") for name, each in self._values.items()]
+        return render(Table("", headers, ("first", "last"), rows=[*lines]))
+
+
+def _bars(values: np.ndarray) -> str:
+    values = values[:: -(-len(values) // _MOST_BARS)]
+    low, high = np.nanmin(values, initial=np.inf), np.nanmax(values, initial=-np.inf)
+    heights = (values - low) / max(high - low, 1e-12) * (len(_BARS) - 1)
+    return "".join(_BARS[round(height)] if np.isfinite(height) else "?" for height in heights)
 
 
 def _draw(axes: Any, epochs: list[int], values: Sequence[Any], label: str) -> None:

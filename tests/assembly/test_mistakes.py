@@ -25,7 +25,7 @@ from tests.assembly.my_run import SEQUENTIAL, built, refused, settings
         (["data={name='my_run:data', row=3}"], "data: my_run:data does not take these arguments", "correct"),
         (["optimizer=adm"], "optimizer: unknown optimizer 'adm' (did you mean 'adam'?)", "correct the name"),
         (["optimizer={name='adam', rate=1}"], "optimizer: Adam has no argument 'rate'", ""),
-        (["optimizer=my_run:data"], "optimizer: `optimizer` is neither a name nor", "for example"),
+        (["optimizer=my_run:data"], "optimizer: `optimizer` must be a name, a config", "for example"),
         (["training.loss=msee"], "training.loss: unknown loss 'msee'", "correct the name"),
         (["training.metrics=['mae', 'accurcy']"], "training.metrics[1]: unknown metric 'accurcy'", "correct the name"),
         (["training.dtype_policy=float7"], "training.dtype_policy: ", ""),

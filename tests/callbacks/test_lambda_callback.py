@@ -40,6 +40,6 @@ def test_in_fit():
 def test_hooks_that_are_none():
     with pytest.raises(ModelError, match=r"unknown hook 'on_epoch_ends' \(did you mean 'on_epoch_end'\?\)"):
         LambdaCallback(on_epoch_ends=lambda epoch, logs: None)
-    with pytest.raises(ModelError, match="`on_epoch_end` cannot be called") as error:
+    with pytest.raises(ModelError, match="`on_epoch_end` must be a function") as error:
         LambdaCallback(on_epoch_end="print")  # pyright: ignore
     assert "'print'" in error.value.given

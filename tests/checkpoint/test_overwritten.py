@@ -150,11 +150,11 @@ def test_the_first_save_that_still_goes_is_told(tmp_path, monkeypatch):
     draft = folder.Draft(tmp_path / "m")
     with pytest.raises(CheckpointError) as error:
         Stored(tmp_path / "m")
-    assert "is not a folder, but is being written" in error.value.given
+    assert "does not exist, but is being written" in error.value.given
     draft.abandon()
     with pytest.raises(CheckpointError) as error:
         Stored(tmp_path / "m")
-    assert error.value.given.endswith("is not a folder")
+    assert error.value.given.endswith("does not exist")
 
 
 def test_a_file_that_takes_the_place_of_one_is_noticed(tmp_path):

@@ -14,7 +14,7 @@ import keras_dist as kd
 from keras_dist import assembly, errors
 from tests import commands, forks
 
-COMMANDS = ["train", "plan", "auto", "explain", "check", "devices", "doctor", "migrate", "demo", "launch"]
+COMMANDS = ["train", "plan", "auto", "explain", "check", "devices", "doctor", "migrate", "convert", "demo", "launch"]
 
 
 def python(*arguments, **env):

@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from keras_dist.cli.nodes import Place
+from keras_dist.cli.nodes import NodePosition
 from tests import commands
 
 DEPLOY = pathlib.Path(__file__).parents[2] / "deploy"
@@ -58,7 +58,7 @@ def test_slurm_runs_a_job_again_that_asks_for_it(tmp_path, monkeypatch, code):
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.chdir(tmp_path)
     job = started(monkeypatch, arguments.split())._job
-    assert job.place == Place(2, 1, "n1:61457")
+    assert job.place == NodePosition(2, 1, "n1:61457")
     assert job.command == ["train.py", "--epochs=3"]
 
 
@@ -70,7 +70,7 @@ def test_mpi_starts_a_launcher_on_each_host(tmp_path, monkeypatch):
     assert "--map-by ppr:1:node" in options and f"--hostfile {DEPLOY / 'mpi' / 'hosts'}" in options
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    assert started(monkeypatch, arguments.split())._job.place == Place(2, 1, "node1:8476")
+    assert started(monkeypatch, arguments.split())._job.place == NodePosition(2, 1, "node1:8476")
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
@@ -109,5 +109,5 @@ def test_pods_find_each_other_and_are_started_again(path, monkeypatch):
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
     supervisor = started(monkeypatch, command[2:])
     (port,) = container["ports"]
-    assert supervisor._job.place == Place(job["completions"], 1, f"{first}:{port['containerPort']}")
+    assert supervisor._job.place == NodePosition(job["completions"], 1, f"{first}:{port['containerPort']}")
     assert supervisor._grace_s < pod["terminationGracePeriodSeconds"]

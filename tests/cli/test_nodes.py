@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_dist.cli.nodes import Place
+from keras_dist.cli.nodes import NodePosition
 from keras_dist.errors import ClusterError
 
 SLURM = {
@@ -18,22 +18,26 @@ OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}
 @pytest.mark.parametrize(
     ("environ", "given", "expected"),
     [
-        ({}, {}, Place()),
-        ({}, {"nodes": 1, "coordinator": "10.0.0.1:99"}, Place(1, 0, "10.0.0.1:99")),
-        ({}, {"nodes": 2, "rank": 1, "coordinator": "a:1"}, Place(2, 1, "a:1")),
-        (SLURM, {}, Place(5, 2, "gpu007:61441")),
-        (SLURM, {"nodes": 1}, Place()),
-        (SLURM, {"nodes": 3}, Place(3, 2, "gpu007:61441")),
-        (SLURM, {"coordinator": "10.0.0.1:99"}, Place(5, 2, "10.0.0.1:99")),
-        (SLURM | {"SLURM_STEP_NODELIST": "one,two"}, {"rank": 0}, Place(5, 0, "one:61441")),
-        (SLURM | {"SLURM_STEP_NODELIST": "n[3]-ib"}, {}, Place(5, 2, "n3-ib:61441")),
-        ({"SLURM_NNODES": "2", "SLURM_NODEID": "0"}, {}, Place()),  # a batch script, without srun
-        (OPEN_MPI, {"coordinator": "a:1"}, Place(4, 3, "a:1")),
-        ({"JOB_COMPLETION_INDEX": "1"}, {"nodes": 2, "coordinator": "train-0.train:1"}, Place(2, 1, "train-0.train:1")),
+        ({}, {}, NodePosition()),
+        ({}, {"nodes": 1, "coordinator": "10.0.0.1:99"}, NodePosition(1, 0, "10.0.0.1:99")),
+        ({}, {"nodes": 2, "rank": 1, "coordinator": "a:1"}, NodePosition(2, 1, "a:1")),
+        (SLURM, {}, NodePosition(5, 2, "gpu007:61441")),
+        (SLURM, {"nodes": 1}, NodePosition()),
+        (SLURM, {"nodes": 3}, NodePosition(3, 2, "gpu007:61441")),
+        (SLURM, {"coordinator": "10.0.0.1:99"}, NodePosition(5, 2, "10.0.0.1:99")),
+        (SLURM | {"SLURM_STEP_NODELIST": "one,two"}, {"rank": 0}, NodePosition(5, 0, "one:61441")),
+        (SLURM | {"SLURM_STEP_NODELIST": "n[3]-ib"}, {}, NodePosition(5, 2, "n3-ib:61441")),
+        ({"SLURM_NNODES": "2", "SLURM_NODEID": "0"}, {}, NodePosition()),  # a batch script, without srun
+        (OPEN_MPI, {"coordinator": "a:1"}, NodePosition(4, 3, "a:1")),
+        (
+            {"JOB_COMPLETION_INDEX": "1"},
+            {"nodes": 2, "coordinator": "train-0.train:1"},
+            NodePosition(2, 1, "train-0.train:1"),
+        ),
     ],
 )
 def test_the_place_is_given_or_found(environ, given, expected):
-    assert Place.resolve(**given, environ=environ) == expected
+    assert NodePosition.resolve(**given, environ=environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,4 +57,4 @@ def test_the_place_is_given_or_found(environ, given, expected):
 )
 def test_what_is_missing_or_wrong_is_named(environ, given, message):
     with pytest.raises(ClusterError, match=message):
-        Place.resolve(**given, environ=environ)
+        NodePosition.resolve(**given, environ=environ)

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+import keras_dist as kd
 from tests import forks
 from tests.processes import environment
 
@@ -39,6 +40,7 @@ def folder(tmp_path_factory):
     (script,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "# train.py" in block]
     (path / "train.py").write_text(script)
     (path / "theirs.py").write_text(THEIRS)
+    kd.Sequential([kd.Input((3,)), kd.layers.Dense(2)]).save(path / "theirs.keras")
     command = re.search(r"^\$ keras-dist (launch .*? -- train\.py)", README, re.MULTILINE)[1]
     run = keras_dist(command, path)
     assert run.returncode == 0, run.stderr[-2000:]
@@ -47,7 +49,7 @@ def folder(tmp_path_factory):
 
 def test_the_table_has_all_commands():
     assert [command.split()[0] for command in COMMANDS] == [
-        *("train", "plan", "auto", "explain", "check", "launch", "devices", "doctor", "migrate", "demo")
+        *("train", "plan", "auto", "explain", "check", "launch", "devices", "doctor", "migrate", "convert", "demo")
     ]
 
 

@@ -4,6 +4,7 @@ A test that passes says that its work-around, which its reason names, can go. So
 supported versions.
 """
 
+import contextlib
 import importlib.util
 import inspect
 import io
@@ -156,6 +157,30 @@ class Table(nnx.Module):
 @avoided_by("flax_internals.adopt_traced_buffers")
 def test_arrays_that_a_module_makes_in_a_trace_are_data():
     assert jax.eval_shape(lambda: nnx.state(Table())) == jax.eval_shape(nnx.state, Table())
+
+
+class Read(nnx.Variable):
+    def get_raw_value(self):
+        raise LookupError
+
+
+@avoided_by("flax_internals.InterceptedVariable")
+def test_variables_are_read_by_their_public_method():
+    with contextlib.suppress(LookupError):
+        _ = Read(jnp.ones(2)) + 1
+        raise AssertionError("flax reads `_raw_value` itself")
+
+
+@avoided_by("flax_internals.is_data_attribute")
+def test_flax_says_in_public_which_attributes_are_data():
+    assert "name" in inspect.signature(nnx.is_data).parameters
+
+
+def test_private_parts_of_flax_and_jax_are_used_in_one_package():
+    private = re.compile(r"\b(_pytree__|_object__|_var_metadata\b|_raw_value\b|jax\._src|from jax\._|jaxlib\._)")
+    package = pathlib.Path(__file__).parents[2] / "keras_dist"
+    files = [path for path in package.rglob("*.py") if path.parent.name != "_unstable"]
+    assert [str(path) for path in files if private.search(path.read_text())] == []
 
 
 @avoided_by("flax_internals._RngStream")

@@ -149,7 +149,7 @@ def test_what_is_no_input_is_refused_by_the_name_of_the_layer(call, message):
 def test_layers_without_weights_may_be_called_in_functions_that_jax_traces():
     flatten = layers.Flatten()
     assert jax.jit(lambda x: flatten(x))(np.ones((2, 3, 4))).shape == (2, 12)
-    with pytest.raises(ModelError, match="inside of a model that it is not part of"):
+    with pytest.raises(ModelError, match="is not built, and cannot create weights in a function"):
         jax.jit(layers.Dense(1).__call__)(np.ones((2, 3)))
 
 
@@ -189,3 +189,24 @@ def test_input_shape_is_said_otherwise_by_now() -> None:
 def test_states_of_generators_have_values_as_variables_do() -> None:
     layer = kd.layers.Dropout(0.5, seed=3)
     assert [np.asarray(variable.value).tolist() for variable in layer.non_trainable_variables] == [[3, 0]]
+
+
+class Inner(kd.Model):
+    def __init__(self) -> None:
+        super().__init__(name="own")
+        self.dense = layers.Dense(3)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: layers.Dense(3, name="own"), lambda: kd.Sequential([layers.Dense(3)], name="own"), Inner]
+)
+def test_what_is_not_built_creates_no_weights_in_a_function_that_jax_traces(make) -> None:
+    layer, x = make(), np.ones((2, 4), np.float32)
+    with pytest.raises(ModelError, match="'own' is not built, and cannot create weights in a function") as caught:
+        jax.jit(lambda x: layer(x))(x)
+    assert "build it first" in caught.value.fix
+    expected = layer(x)
+    np.testing.assert_allclose(jax.jit(lambda x: layer(x))(x), expected, rtol=1e-6)

@@ -43,17 +43,33 @@ def test_a_symbolic_tensor_has_no_values_and_its_error_tells_the_way_out(use, me
         use(layers.Input((4,)))
 
 
+def test_errors_show_dims_of_unknown_size_as_none():
+    with pytest.raises(ModelError, match=r"\(7, 11\) for an input of shape \(None, None, 4\)") as caught:
+        layers.Reshape((7, 11))(layers.Input((None, 4)))
+    assert "3360" not in "".join([str(caught.value), *caught.value.__notes__])
+
+
+def test_a_note_explains_the_number_in_errors_of_jax():
+    with pytest.raises(ValueError, match=r"\(7,\).*\(3360, 1680\)") as caught:
+        layers.Lambda(lambda x: jnp.ones(7) + x[:, ::2, 0])(layers.Input((None, 4)))
+    assert "3360 stands for a dim of unknown size (None)" in "".join(caught.value.__notes__)
+
+
 @pytest.mark.parametrize(
-    ("fails", "message"),
+    "function",
     [
-        (lambda x: layers.Reshape((7, 11))(x), r"\(7, 11\) for an input of shape \(3360, 3360, 4\)"),
-        (lambda x: layers.Lambda(lambda x: jnp.ones(7) + x[:, ::2, 0])(x), r"\(7,\).*\(3360, 1680\)"),
+        pytest.param(lambda x: x if x.sum() > 0 else -x, id="bool"),
+        pytest.param(lambda x: np.sin(x), id="numpy"),
+        pytest.param(lambda x: x * float(x[0, 0]), id="float"),
+        pytest.param(lambda x: x[x > 0], id="boolean index"),
+        pytest.param(lambda x: [1, 2][x.astype(int)[0, 0]] * x, id="index"),
     ],
 )
-def test_a_note_tells_which_number_stands_for_dims_of_unknown_size(fails, message):
-    with pytest.raises((ValueError, TypeError), match=message) as caught:
-        fails(layers.Input((None, 4)))
-    assert "3360 stands for a dim of unknown size (None)" in "".join(caught.value.__notes__)
+def test_code_that_needs_values_is_named_with_its_line_and_the_way_out(function):
+    message = r"(?s)layer 'mine' needs the values.*test_symbolic\.py:\d+: .*lambda x.*jnp\.where"
+    with pytest.raises(ModelError, match=message) as caught:
+        layers.Lambda(function, name="mine")(layers.Input((4,)))
+    assert isinstance(caught.value, TypeError)
 
 
 class Pooled(layers.Layer):

@@ -6,7 +6,7 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import ConfigError, DataError, ModelError
-from keras_dist.layers.preprocessing.fingerprints import farmhash64, siphash64
+from keras_dist.layers.preprocessing.text_hashes import farmhash64, siphash64
 
 WORDS = ["a", "b", "c"]
 

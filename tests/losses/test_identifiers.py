@@ -55,10 +55,10 @@ def test_a_callable_is_wrapped_and_may_do_without_targets():
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (3, ModelError, "neither a name nor a callable"),
-        (None, ModelError, "neither a name nor a callable"),
-        (["mse"], ModelError, "neither a name nor a callable"),
-        ({"a": "mse"}, ModelError, "neither a name nor a callable"),
+        (3, ModelError, "`loss` must be a name, a config, a Loss"),
+        (None, ModelError, "`loss` must be a name, a config, a Loss"),
+        (["mse"], ModelError, "`loss` must be a name, a config, a Loss"),
+        ({"a": "mse"}, ModelError, "`loss` must be a name, a config, a Loss"),
         (lambda y: y, ModelError, "cannot be called"),
         (losses.LossFunctionWrapper, ConfigError, "needs arguments"),
         ({"class_name": "Nothing", "config": {}}, ConfigError, "'Nothing'"),

@@ -106,8 +106,34 @@ def test_embeddings_and_convolutions_have_their_own_forms(tmp_path):
     np.testing.assert_array_equal(arrays[f"{BASE}c.lora_A.weight"][1, 3, 0], first[0, 3, 1])
     tokens = np.arange(15).reshape(3, 5) % 7
     other = made(make=stacked)
+    save_file(
+        arrays | {f"{BASE}table.base_layer.weight": np.ones((7, 4), "float32")},
+        tmp_path / "a" / "adapter_model.safetensors",
+    )
     other.load_adapter(tmp_path / "a")
     np.testing.assert_allclose(other.predict(tokens, verbose=0), model.predict(tokens, verbose=0), atol=TOLERANCE)
+
+
+class Tied(kd.Model):
+    def __init__(self):
+        super().__init__()
+        self.table = layers.ReversibleEmbedding(7, 4)
+
+    def call(self, tokens):
+        return self.table(self.table(tokens), reverse=True)
+
+
+def test_embeddings_that_are_the_head_are_merged_and_not_saved(tmp_path):
+    model = made(make=Tied)
+    tokens = np.arange(15).reshape(3, 5) % 7
+    model.build((None, 5))
+    model.enable_lora(2, "table")
+    with_updates(model)
+    table, first, second = (weight.numpy() for weight in model.weights)
+    table = table + first @ second
+    np.testing.assert_allclose(model.predict(tokens, verbose=0), table[tokens] @ table.T, atol=TOLERANCE)
+    with pytest.raises(ModelError, match="it is also the head"):
+        model.save_adapter(tmp_path / "a")
 
 
 class StackedDense(layers.Dense):
@@ -138,8 +164,6 @@ def test_the_factors_of_a_stack_have_its_dim_and_a_module_for_each_layer(tmp_pat
         return kd.Sequential([kd.Input((8,)), Loop(name="loop")])
 
     model = made(make=loop)
-    with pytest.raises(ModelError, match="stacks of layers: 'loop/block'"):
-        model.enable_lora(3, ".*/block", dropout=0.1)
     model.enable_lora(3, ".*/block", alpha=6)
     assert [weight.shape for weight in model.trainable_weights] == [(2, 8, 3), (2, 3, 8)]
     with_updates(model)
@@ -259,6 +283,11 @@ def test_damaged_files_are_errors(folder, tmp_path):
         made().load_adapter(path)
     with pytest.raises(ModelError, match="has no adapters"):
         made().save_adapter(tmp_path / "b")
+    model = made()
+    model.enable_lora(2, "query")
+    model.get_layer("head").enable_lora(2)
+    with pytest.raises(ModelError, match="head/kernel was adapted by its layer alone"):
+        model.save_adapter(tmp_path / "b")
 
 
 JOB = """

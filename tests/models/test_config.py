@@ -253,7 +253,7 @@ def test_what_waits_for_its_input_waits_again_and_the_dtype_of_an_input_survives
 class TestRefused:
     def test_a_module_of_somebody_else(self):
         model = kd.Sequential([kd.Input((8,)), nnx.Linear(8, 2, rngs=nnx.Rngs(0))])
-        with pytest.raises(ConfigError, match="layer 'linear' cannot be written down") as caught:
+        with pytest.raises(ConfigError, match="layer 'linear' cannot be serialized") as caught:
             model.get_config()
         assert "Linear" in caught.value.given and "subclass NNXLayer" in caught.value.fix
 
@@ -357,5 +357,5 @@ class TestClones:
         assert clone.evaluate(x, y, verbose=0) == model.evaluate(x, y, verbose=0)
 
     def test_what_is_no_model(self):
-        with pytest.raises(ModelError, match="`model` is not a model"):
+        with pytest.raises(ModelError, match="`model` must be a Model"):
             models.clone_model(layers.Dense(3))

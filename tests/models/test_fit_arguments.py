@@ -73,7 +73,7 @@ class TestValidationSplit:
 
     @pytest.mark.parametrize("split", [-0.1, 1.0, 1.5, "half", None], ids=str)
     def test_what_is_no_part_is_refused(self, model, split):
-        with pytest.raises(DataError, match="`validation_split` is not a part of the examples"):
+        with pytest.raises(DataError, match="`validation_split` must be a finite number of at least 0 and below 1"):
             model.fit(X, Y, validation_split=split)
 
     def test_no_rows_to_train_on_are_refused(self, model):
@@ -159,7 +159,7 @@ class TestSteps:
     def test_what_is_no_number_of_steps_is_refused(self, model, method, argument, wrong):
         arrays = (X,) if method == "predict" else (X, Y)
         options = {"validation_data": (X, Y)} if method == "fit" else {}
-        with pytest.raises(ModelError, match=f"`{argument}` is not a number of steps"):
+        with pytest.raises(ModelError, match=f"`{argument}` must be an integer"):
             getattr(model, method)(*arrays, verbose=0, **{argument: wrong}, **options)
 
 
@@ -208,3 +208,38 @@ class TestOutputsOfBatches:
         assert fetched == []
         seen.predicted[-1]["outputs"]
         assert fetched == [2]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: model.fit(X, Y, epoch=3), r"`fit` has no argument 'epoch' \(did you mean 'epochs'\?\)"),
+        (lambda model: model.evaluate(X, Y, batchsize=3), "`evaluate` has no argument.*'batch_size'"),
+        (lambda model: model.predict(X, batchsize=3), "`predict` has no argument.*'batch_size'"),
+        (lambda model: model.compile("sgd", metric=["mae"]), "`compile` has no argument 'metric'.*'metrics'"),
+        (lambda model: model.summary(expand=True), "`summary` has no argument 'expand'.*'expand_nested'"),
+    ],
+)
+def test_an_unknown_keyword_is_named_with_the_nearest_one(model, call, message):
+    with pytest.raises(TypeError, match=message) as caught:
+        call(model)
+    assert isinstance(caught.value, ModelError)
+
+
+def test_a_loss_and_a_metric_that_need_values_are_named():
+    def own(y_true, y_pred):
+        return np.log(y_pred)
+
+    model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(3)])
+    for arguments, name in (({"loss": own}, "loss 'own'"), ({"loss": "mse", "metrics": [own]}, "metric 'own'")):
+        model.compile("sgd", **arguments)
+        with pytest.raises(ModelError, match=f"{name} needs the values(.|\n)*np.log"):
+            model.fit(X, X, verbose=0)
+
+
+def test_a_warning_of_a_step_comes_once_and_points_at_the_call():
+    model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="one prediction is compared") as caught:
+        model.fit(X, X, batch_size=ROWS, epochs=2, verbose=0)
+    assert [warning.filename for warning in caught] == [__file__]

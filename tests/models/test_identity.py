@@ -60,14 +60,42 @@ class TestOptimizers:
         other.compile(optimizer, "mse")  # it was let go
         assert other.optimizer.learning_rate == 0.25 and int(optimizer.iterations) == 0
 
-    def test_one_that_has_trained_by_itself(self) -> None:
+    @pytest.mark.parametrize(
+        "make", [lambda: optimizers.SGD(0.5, momentum=0.9), lambda: optimizers.Adam(0.5), lambda: optimizers.Lion(0.5)]
+    )
+    def test_one_that_has_trained_the_same_variables_continues(self, make) -> None:
         model, _ = network()
-        optimizer = optimizers.SGD(0.5)
+        optimizer, gradients = make(), [np.full(v.shape, 0.5, np.float32) for v in model.trainable_variables]
         optimizer.build(model.trainable_variables)
         optimizer.learning_rate = 0.25
-        optimizer.apply([np.zeros(v.shape, np.float32) for v in model.trainable_variables])
-        with pytest.raises(ModelError, match="is in use"):
+        for _ in range(3):
+            optimizer.apply(gradients)
+        before = sorted(float(variable.numpy().sum()) for variable in optimizer.variables)
+        model.compile(optimizer, "mse")
+        assert before == sorted(float(variable.numpy().sum()) for variable in model.optimizer.variables)
+        assert int(optimizer.iterations) == 3 and optimizer.learning_rate == 0.25
+        model.train_on_batch(X, Y)
+        assert int(optimizer.iterations) == 4
+
+    def test_one_that_has_trained_other_variables(self) -> None:
+        model, _ = network()
+        optimizer = optimizers.SGD(0.5)
+        optimizer.build(model.trainable_variables[:1])
+        optimizer.apply([np.zeros(v.shape, np.float32) for v in model.trainable_variables[:1]])
+        with pytest.raises(ModelError, match=r"(?s)is in use.*not on all trained variables"):
             model.compile(optimizer, "mse")
+
+    def test_one_that_trains_other_variables_than_before_warns_of_its_reset(self) -> None:
+        model, layer = network()
+        optimizer = optimizers.SGD(0.5)
+        model.compile(optimizer, "mse")
+        layer.trainable = False
+        model.compile(optimizer, "mse")  # it has taken no step
+        model.train_on_batch(X, Y)
+        layer.trainable = True
+        with pytest.warns(UserWarning, match=r"optimizer 'sgd' starts again .* after 1 steps.*`trainable`"):
+            model.compile(optimizer, "mse")
+        assert int(optimizer.iterations) == 0
 
 
 class TestWeightDecay:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import LayoutError
-from keras_dist.models import placing
+from keras_dist.models import model_distribution
 from tests.layouts import on
 
 X, Y = np.ones((8, 4), "float32"), np.ones((8, 6), "float32")
@@ -84,7 +84,7 @@ FORMS = {
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
 def test_the_model_lives_on_the_mesh_of_its_layouts(make):
-    placing.tell_of_one_device.cache_clear()
+    model_distribution.warn_of_one_device.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = make()

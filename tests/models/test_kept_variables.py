@@ -15,7 +15,7 @@ from flax import nnx
 import keras_dist as kd
 from keras_dist import dtensor, layers
 from keras_dist._support.lending import Lendable
-from keras_dist.errors import ModelError
+from keras_dist.errors import DistributionError, ModelError
 from tests.layouts import on
 from tests.networks import Plain, blobs
 
@@ -193,6 +193,26 @@ def test_models_with_a_layer_in_common_have_one_set_of_arrays(model) -> None:
     model.fit(X, Y, verbose=0)
     assert np.any(other.predict(X, verbose=0) != before)
     np.testing.assert_array_equal(model.get_weights()[0], other.get_weights()[0])
+
+
+def test_models_of_one_name_are_told_apart_in_errors() -> None:
+    shared = layers.Dense(3)
+    one, other = (kd.Sequential([kd.Input((8,)), shared]) for _ in range(2))
+    other.compile("sgd", "sparse_categorical_crossentropy")
+    found: list[Any] = []
+
+    def train(batch: int, logs: Any) -> None:
+        with pytest.raises(ModelError, match="model 'sequential' cannot train now: another model 'sequential' is"):
+            other.train_on_batch(X, Y)
+        found.append(batch)
+
+    one.compile("sgd", "sparse_categorical_crossentropy")
+    one.fit(X, Y, verbose=0, callbacks=[kd.callbacks.LambdaCallback(on_train_batch_end=train)])
+    assert found
+    message = "model 'sequential' and another model 'sequential' have layers"
+    mesh = kd.DeviceMesh((8,), ("data",))
+    with kd.FullySharded(mesh).scope(), pytest.raises(DistributionError, match=message):
+        kd.Sequential([kd.Input((8,)), shared])
 
 
 @pytest.mark.parametrize("threaded", [False, True])

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import DistributionError, LayoutWarning
-from keras_dist.models import placing
+from keras_dist.models import model_distribution
 from tests.layouts import on
 
 X, Y = np.ones((8, 8), "float32"), np.ones((8, 4), "float32")
@@ -133,17 +133,17 @@ class TestModelsAmongTheLayers:
 
 class TestOneDeviceOfSeveral:
     def test_it_is_told_once_in_a_process(self):
-        placing.tell_of_one_device.cache_clear()
+        model_distribution.warn_of_one_device.cache_clear()
         with pytest.warns(LayoutWarning, match="one device, cpu:0, is used of 8. To use all of them call") as told:
             for _ in range(2):
                 sequential().build((None, 8))
         assert len(told) == 1
 
     def test_it_is_not_told_where_there_is_one_device_or_a_distribution(self, monkeypatch, recwarn):
-        placing.tell_of_one_device.cache_clear()
+        model_distribution.warn_of_one_device.cache_clear()
         with kd.DataParallel(devices=kd.list_devices()[:1]).scope():
             sequential().build((None, 8))
-        monkeypatch.setattr(placing.devices, "list_devices", lambda: ["cpu:0"])
+        monkeypatch.setattr(model_distribution.devices, "list_devices", lambda: ["cpu:0"])
         sequential().build((None, 8))
         assert not recwarn
 

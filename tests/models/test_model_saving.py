@@ -348,7 +348,7 @@ class TestFolders:
         (tmp_path / "empty").mkdir()
         (tmp_path / "others").mkdir()
         (tmp_path / "others" / "readme.txt").write_text("")
-        said = {"none": "none is not a folder", "empty": "the folder is empty", "others": r"holds \['readme.txt'\]"}
+        said = {"none": "none does not exist", "empty": "the folder is empty", "others": r"holds \['readme.txt'\]"}
         for load in (load_model, saved[0].load_weights):
             for name in ("empty", "others", *["none"] * (load is load_model)):
                 with pytest.raises(CheckpointError, match=f"is not a checkpoint(.|\n)*{said[name]}") as caught:

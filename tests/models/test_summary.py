@@ -185,3 +185,13 @@ def test_models_of_modules_list_variables_alone():
     lines = lines_of(model)
     assert lines[0][:2] == ["path", "shape"]
     assert [cells[0] for cells in lines[1:]][:2] == ["bias", "kernel"]
+
+
+def test_under_auto_parallel_weights_are_listed_before_fit_finds_their_layouts():
+    lines = []
+    with kd.AutoParallel(kd.DeviceMesh((2, 4), ("data", "model"))).scope():
+        model = kd.Sequential([kd.Input((8,)), layers.Dense(4, name="d1"), layers.Dense(2, name="d2")])
+        model.summary(print_fn=lines.append)
+    text = "\n".join(lines)
+    assert "AutoParallel has no layout yet" in text and "unbuilt" not in text
+    assert all(name in text for name in ("d1/kernel", "d1/bias", "d2/kernel", "d2/bias", "8 x 4"))

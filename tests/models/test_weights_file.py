@@ -84,10 +84,10 @@ def test_a_file_that_exists_stays_whole_until_the_new_one_is(model, path, monkey
     model.save_weights(path)
     before = path.read_bytes()
 
-    def fails(array):
+    def fails(dtype, shape):
         raise OSError("no space left")
 
-    monkeypatch.setattr("keras_dist.saving.tensor_files.checksum_of", fails)
+    monkeypatch.setattr("keras_dist.saving.tensor_files.checksum_begun", fails)
     with pytest.raises(OSError, match="no space left"):
         model.save_weights(path)
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
@@ -150,8 +150,10 @@ def test_another_suffix_is_refused(model, method, name):
 
 
 def test_files_that_are_not_there_or_damaged(model, path, tmp_path):
-    with pytest.raises(FileNotFoundError):
-        model.load_weights(path)
+    for missing in (path, tmp_path / "none.weights.h5"):
+        with pytest.raises(FileNotFoundError, match=rf"load_weights: '.*{missing.name}' does not exist") as caught:
+            model.load_weights(missing)
+        assert isinstance(caught.value, ModelError)
     with pytest.raises(FileNotFoundError):
         model.save_weights(tmp_path / "none" / path.name)
     path.write_bytes(b"x")

@@ -63,6 +63,6 @@ def test_an_optax_transformation_is_taken_as_it_is():
 
 @pytest.mark.parametrize("given", [0.1, ["adam"], optax.adam, lambda grads: grads])
 def test_what_is_no_optimizer_is_refused(given):
-    with pytest.raises(errors.ModelError, match="`optimizer` is neither a name nor an optax") as caught:
+    with pytest.raises(errors.ModelError, match="`optimizer` must be a name, a config, an Optimizer") as caught:
         get(given)
     assert caught.value.given and caught.value.fix

@@ -131,10 +131,19 @@ def test_a_network_is_saved_and_loaded_as_a_model(scan, tmp_path):
     np.testing.assert_array_equal(again(tokens), expected)
 
 
+def test_a_summary_lists_the_blocks(scan):
+    model, lines = Decoder(config(), scan=scan), []
+    model.build()
+    model.summary(print_fn=lines.append)
+    assert "layers/attention/query/kernel" in lines[0] if scan else "layers/1/attention/query/kernel" in lines[0]
+
+
 def test_an_input_of_other_parts_is_refused():
     model = Decoder(config())
     with pytest.raises(ModelError, match="must be tokens, or a dict of tokens and some of positions, segments"):
         model({"tokens": np.zeros((1, 3), "int32"), "types": np.zeros((1, 3), "int32")})
+    with pytest.raises(ModelError, match="the cache has too few slots"):
+        model(np.zeros((1, 3), "int32"), cache=model.empty_cache(1, 2))
     with pytest.raises(ModelError, match="`config` must be a `DecoderConfig`"):
         Decoder({"family": "llama"})
 

@@ -85,7 +85,7 @@ def test_where_folders_have_no_locks_nothing_is_removed(place, monkeypatch):
 def written(place, value, groups):
     writer = TensorWriter("save", place, dict.fromkeys("ab", np.empty(1, np.uint8)), groups)
     for number in range(len(groups)):
-        writer.write(number, lambda name: np.full(1, value, np.uint8))
+        writer.write(number, lambda name: [np.full(1, value, np.uint8)])
     return writer
 
 

@@ -51,7 +51,7 @@ def test_one_array_is_held_at_a_time(tmp_path):
     arrays = {name: np.empty(size, np.uint8) for name, size in SIZES.items()}
     with TensorWriter("save", tmp_path / "x.safetensors", arrays, groups) as writer:
         for number in range(len(groups)):
-            writer.write(number, fetch)
+            writer.write(number, lambda name: [fetch(name)])
         writer.commit()
     assert (most, held) == (max(SIZES.values()), 0)
     with safe_open(tmp_path / "x-00003-of-00003.safetensors", framework="np") as file:

@@ -12,9 +12,11 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import keras_dist as kd
+from keras_dist.distribution.placement import copied_by_jax, host_copy
 from keras_dist.errors import ModelError
 from keras_dist.interop import Joined, Linear, Offset, Permute, Reshape, WeightMap
 from keras_dist.saving.tensor_files import TensorReader
+from keras_dist.storage import array_store
 from keras_dist.storage.mapped_files import MappedFile
 
 SHAPES = {
@@ -183,6 +185,36 @@ def test_what_loads_also_saves(kind, size, path, tmp_path, request):
     network.load_weights(folder, weight_map=MAP)  # with checksums now
     network.save_weights(tmp_path / "again.safetensors", weight_map=MAP)
     np.testing.assert_equal(load_file(tmp_path / "again.safetensors"), FILE)
+
+
+def test_arrays_that_a_user_has_read_outlive_a_load(model, path, monkeypatch):
+    monkeypatch.setattr(array_store, "_HUGE_BYTES", 0)
+    [read, *_] = model.weights
+    array, before = read.value, read.numpy()
+    old = model._session.cell.arrays[1]
+    model.load_weights(path, weight_map=MAP)
+    np.testing.assert_array_equal(array, before)
+    assert old.is_deleted(), "an array that nobody has read is deleted before the next one is there"
+    np.testing.assert_array_equal(read.numpy(), expected(0)["query"])
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+def test_memory_of_the_host_is_not_shared(offset):
+    memory = np.empty(4096 + 64 + offset, np.uint8)
+    begin = -memory.ctypes.data % 64 + offset
+    host = memory[begin : begin + 4096].view(np.float32)
+    host[...] = 1
+    array = jax.device_put(copied_by_jax(host), jax.devices()[1]).block_until_ready()
+    host[...] = 2
+    np.testing.assert_array_equal(array, np.ones(1024))
+
+
+def test_regions_on_the_host(model):
+    for array in model._session.cell.arrays:
+        whole = np.asarray(array)
+        np.testing.assert_array_equal(host_copy(array), whole)
+        region = [slice(size // 3, size - size // 4) for size in array.shape]
+        np.testing.assert_array_equal(host_copy(array, region), whole[tuple(region)])
 
 
 def test_only_what_is_asked_for_is_read(tmp_path):

@@ -93,10 +93,10 @@ def test_the_mean_is_per_token_over_all_batches_of_an_update(mesh, is_tied, chun
 LARGE, BATCH_OF_LARGE = 4096, 8
 
 
-def lowered(distribution, chunk_size=64, is_tied=False, metrics=(), **options):
+def lowered(distribution, chunk_size=64, is_tied=False, **options):
     with distribution.scope():
-        model = network(is_tied, LARGE, **options)
-    model.compile("sgd", losses.CausalLM(chunk_size=chunk_size), metrics=list(metrics))
+        model = network(is_tied, LARGE)
+    model.compile("sgd", losses.CausalLM(chunk_size=chunk_size), **options)
     tokens = np.zeros((BATCH_OF_LARGE, LENGTH), "int32")
     return model.lower_train_step(tokens, tokens, np.ones(tokens.shape, "f4"))
 
@@ -123,6 +123,10 @@ def test_metrics_that_read_the_logits_let_the_loss_read_them():
     step = lowered(on("data=1"), metrics=[kd.metrics.SparseCategoricalAccuracy()]).as_text()
     assert step.count("stablehlo.while") == lowered(on("data=1"), chunk_size=LARGE).as_text().count("stablehlo.while")
     assert has_logits(step)
+
+
+def test_recomputation_of_the_whole_model_keeps_the_chunks():
+    assert not has_logits(lowered(on("data=1"), remat="full").as_text())
 
 
 def test_rules_for_the_logits_keep_the_chunks():

@@ -95,6 +95,16 @@ def test_other_threads_read_while_one_trains(model):
     assert not failures
 
 
+@pytest.mark.parametrize("method", ["add", "pop"])
+def test_layers_are_not_added_or_removed_while_fit_runs(method):
+    model = kd.Sequential([kd.Input((8,)), kd.layers.Dense(3), kd.layers.Dense(3)])
+    model.compile("sgd", LOSS)
+    callback = During(lambda: model.pop() if method == "pop" else model.add(kd.layers.Dense(3)))
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=callback)
+    assert isinstance(callback.result, ModelError) and f"{method}: fit is running" in str(callback.result)
+    assert len(model.layers) == 2
+
+
 @pytest.mark.parametrize("method", ["compile", "redistribute"])
 def test_what_changes_the_steps_is_refused_while_fit_runs(method):
     model = kd.Model.from_nnx(Plain, seed=0)

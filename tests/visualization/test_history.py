@@ -56,3 +56,15 @@ def test_without_matplotlib(monkeypatch):
         plot_history({"loss": [1.0]})
     assert error.value.fix == "pip install matplotlib"
     assert isinstance(error.value, ImportError)
+
+
+def test_a_history_without_matplotlib_is_text(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    history = History()
+    for epoch, loss in enumerate([2.0, 1.0, 1.5, 0.25]):
+        history.on_epoch_end(epoch, {"loss": loss, "per_class": np.ones(3)})
+    lines = [[cell.strip() for cell in line.split("│")] for line in repr(history.plot()).splitlines()]
+    assert lines[0] == ["", "first", "epochs", "last"]
+    assert lines[2:] == [["loss", "2", "█▄▆▁", "0.25"]]
+    with pytest.raises(MissingExtraError, match="needs the package matplotlib"):
+        history.plot(tmp_path / "plot.png")

@@ -74,16 +74,17 @@ def _compare(meeting: Rendezvous, about: str, mesh: DeviceMesh, make_facts: Call
     def make() -> dict[str, str]:
         return {name: _short(str(value)) for name, value in {**_facts_of_process(), **make_facts()}.items()}
 
-    told = meeting.each(make, dict)
-    names = dict.fromkeys(name for facts in told for name in facts)
-    different = [name for name in names if len({json.dumps(facts.get(name)) for facts in told}) > 1]
+    exchanged = meeting.each(make, dict)
+    names = dict.fromkeys(name for facts in exchanged for name in facts)
+    different = [name for name in names if len({json.dumps(facts.get(name)) for facts in exchanged}) > 1]
     if not different:
         connect(mesh.backend_mesh.devices.flat)
         return
     more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
     raise ClusterError(
         f"the processes of the job must run the same program: {about}",
-        given="; ".join(_told(name, [facts.get(name) for facts in told]) for name in different[:_SHOWN]) + more,
+        given="; ".join(_described(name, [facts.get(name) for facts in exchanged]) for name in different[:_SHOWN])
+        + more,
         fix="start the same script with the same arguments and packages in every process; where only a program "
         "differs, compare what layers, losses and metrics are given and what their functions compute",
     )
@@ -168,7 +169,7 @@ def _short(text: str) -> str:
     return text if len(text) <= _TEXT else f"{text[:_TEXT]}... (sha256 {_digest(text.encode())})"
 
 
-def _told(name: str, values: list[object]) -> str:
+def _described(name: str, values: list[object]) -> str:
     """Describe a fact that differs: each value, with the processes that have it."""
     processes: dict[object, list[str]] = {}
     for process, value in enumerate(values):

@@ -98,7 +98,7 @@ class Monitor:
         """Return the last known state of another process; None if there is none."""
 
     def clear_failure(self) -> None:
-        """Note that the program calls the other processes again, perhaps after an error that all have raised."""
+        """Record that the program continues after an error that all processes have raised."""
 
     def note_step(self) -> None:
         """Note that this process makes progress."""
@@ -107,7 +107,7 @@ class Monitor:
         """Note that this number of further training steps has begun."""
 
     def note_act(self, act: str) -> None:
-        """Note a collective operation: a process that is alone in it would wait forever."""
+        """Record a collective operation, in which a single process would wait forever."""
 
     def note_shared_steps(self, kind: str, steps: int) -> None:
         """Note that steps begin in which all processes take part."""
@@ -200,7 +200,7 @@ class JobMonitor(Monitor):
         sys.excepthook = fail
 
     def fail(self, error: BaseException) -> None:
-        """Report an error to the other processes. If another process has died, exit with that reason, as they do."""
+        """Report an error to the other processes. If another process has failed, exit with its reason."""
         if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > _SIGNALLED:
             return  # all processes exit at the same step
         if isinstance(error, ProcessAbsentError) or any(name in str(error) for name in _LOST_CONNECTIONS):

@@ -34,7 +34,7 @@ def show_once(client: Any, process: int) -> None:
         digest = hashlib.sha256(f"{category.__module__}.{category.__qualname__}: {message}".encode()).hexdigest()
         key, end = f"{_PLACE}{digest}", time.monotonic() + _WAIT_S
 
-        def show_unless_told() -> None:
+        def show_unless_shown() -> None:
             try:
                 client.blocking_key_value_get(key, max(round(1000 * (end - time.monotonic())), 1))
             except RuntimeError:
@@ -42,7 +42,7 @@ def show_once(client: Any, process: int) -> None:
 
         if process and os.getpid() == here:
             with contextlib.suppress(RuntimeError):  # Python exits
-                waiting.submit(show_unless_told)
+                waiting.submit(show_unless_shown)
                 return
         show(message, category, filename, lineno, file, line)
         if os.getpid() == here:  # forked processes have no client

@@ -192,12 +192,12 @@ def _telling(what: str) -> Generator[None]:
     done = threading.Event()
     begin = time.monotonic()
 
-    def tell() -> None:
+    def log_waiting() -> None:
         while not done.wait(_REPORT_EVERY_S):
             sys.stderr.write(f"keras_dist: waiting for {what} since {time.monotonic() - begin:.0f} s\n")
             sys.stderr.flush()
 
-    thread = threading.Thread(target=tell, name="keras_dist waits", daemon=True)
+    thread = threading.Thread(target=log_waiting, name="keras_dist waits", daemon=True)
     thread.start()
     try:
         yield
@@ -310,8 +310,8 @@ def _agree(client: Any, process: int, processes: int, end: float, check_data: sa
     seeds: list[int] = []
     for other in range(processes):
         try:
-            told = client.blocking_key_value_get(f"{_JOINED}/{other}", 1000 * _seconds_until(end))
-            record = json.loads(told[:_LIMIT_CHARACTERS])
+            joined = client.blocking_key_value_get(f"{_JOINED}/{other}", 1000 * _seconds_until(end))
+            record = json.loads(joined[:_LIMIT_CHARACTERS])
             theirs = {name: record[name] for name in same}
             seeds.append(random.check_seed(record["seed"]))
         except (RuntimeError, ValueError, TypeError, LookupError, KerasDistError) as error:
@@ -334,8 +334,8 @@ def _claim(address: str, process: int, processes: int) -> None:
     except OSError as error:
         claim.close()
         if error.errno == errno.EADDRINUSE:
-            told = f"another process on this machine, with coordinator {address}"
-            raise _has_joined(process, processes, told) from error
+            holder = f"another process on this machine, with coordinator {address}"
+            raise _has_joined(process, processes, holder) from error
 
 
 def _has_joined(process: int, processes: int, given: str) -> ClusterError:

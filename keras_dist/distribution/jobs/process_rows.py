@@ -25,7 +25,7 @@ from keras_dist.errors import DataError, with_type
 
 
 class LaysOutData(Protocol):
-    """A distribution, as `process_rows` sees it."""
+    """Protocol of distributions, as far as `process_rows` uses them."""
 
     def get_data_layout(self, data_shape: Sequence[int], /) -> TensorLayout: ...  # noqa: D102
 
@@ -50,7 +50,7 @@ def process_rows(
     Args:
         layout: layout of the batch: a `NamedSharding`, a `TensorLayout`, or a distribution for its data layout.
         global_rows: number of rows of the global batch, including padding.
-        process_index: which process; by default this one.
+        process_index: index of the process; by default this process.
         process_of: function from a device to the index of its process.
 
     Returns:
@@ -81,7 +81,7 @@ def process_rows(
 
 
 def wrong_rows(handed: Mapping[str, int], owned: np.ndarray, global_rows: int, process_index: int) -> DataError:
-    """Return the error for a process that owns the rows `owned` and passes `handed` rows, by name."""
+    """Return the error for a process that owns the rows `owned` but passes `handed` rows, by array name."""
     if not len(owned):
         return outside_of_mesh(process_index)
     summary = f"process {process_index} must pass {len(owned)} of the {global_rows} rows: {_describe(owned)}"
@@ -90,7 +90,7 @@ def wrong_rows(handed: Mapping[str, int], owned: np.ndarray, global_rows: int, p
 
 
 def sharding_of_rows(layout: Any) -> jax.sharding.Sharding:
-    """Return the sharding of the first dim alone."""
+    """Return the sharding of the first dim; other dims are ignored."""
     sharding = layout.get_data_layout((1,)) if hasattr(layout, "get_data_layout") else layout
     if isinstance(sharding, TensorLayout):
         sharding = sharding.backend_layout

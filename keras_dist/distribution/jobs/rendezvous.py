@@ -98,8 +98,8 @@ class Rendezvous:
     def give_up(self, reason: BaseException) -> None:
         """Leave the exchange; processes that wait raise the error."""
         if self.processes > 1:
-            told = f"it has given up: {shorten(reason)}"
-            self._service().key_value_set(f"{self._given_up}{self.process}", told, allow_overwrite=True)
+            given = f"it has given up: {shorten(reason)}"
+            self._service().key_value_set(f"{self._given_up}{self.process}", given, allow_overwrite=True)
 
     def _checked(self, value: Any, of: type | tuple[type, ...], process: int) -> Any:
 
@@ -142,7 +142,7 @@ class Rendezvous:
         return found
 
     def _awaited(self, client: Any, key: str, process: int) -> bytes:
-        begin = told_at = time.monotonic()
+        begin = reported_at = time.monotonic()
         current = heartbeat.current()
         limit_s = self._timeout_s or current.hang_timeout_s or heartbeat.LONGEST_WAIT_S
         while True:
@@ -152,13 +152,13 @@ class Rendezvous:
             except RuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
-            told = client.key_value_dir_get_bytes(self._given_up)
-            reasons = [reason[:_REASON_BYTES] for name, reason in told if name.endswith(f"/{process}")]
+            given_up = client.key_value_dir_get_bytes(self._given_up)
+            reasons = [reason[:_REASON_BYTES] for name, reason in given_up if name.endswith(f"/{process}")]
             if is_gone and not reasons:
                 reasons = [b"its program has finished"]
             now = time.monotonic()
-            if now - told_at >= _REPORT_EVERY_S:
-                told_at = now
+            if now - reported_at >= _REPORT_EVERY_S:
+                reported_at = now
                 sys.stderr.write(
                     f"keras_dist: process {self.process} of {self.processes} waits for process {process} "
                     f"since {now - begin:.0f} s: {self._about}\n"
@@ -180,10 +180,10 @@ def _packed(about: str, value: Any, error: Exception | None) -> bytes:
         content = json.dumps([about, value, None if error is None else _described(error)]).encode()
         if len(content) < _LIMIT_BYTES:
             return content
-        told = f"a message must have less than {_LIMIT_BYTES} bytes, not {len(content)}"
+        given_up = f"a message must have less than {_LIMIT_BYTES} bytes, not {len(content)}"
     except (TypeError, ValueError, RecursionError):
-        told = f"a message must be JSON, not {shorten(value)}"
-    return json.dumps([about, None, _described(ClusterError(told))]).encode()
+        given_up = f"a message must be JSON, not {shorten(value)}"
+    return json.dumps([about, None, _described(ClusterError(given_up))]).encode()
 
 
 def _described(error: Exception) -> dict[str, Any]:
@@ -216,9 +216,9 @@ def _unpacked(content: bytes) -> tuple[str, Any, Exception | None]:
     return about, value, None if error is None else _error_of(error)
 
 
-def _error_of(told: Any) -> Exception:
+def _error_of(given_up: Any) -> Exception:
     """Return the error that `_described` has described; a `ClusterError` that quotes an error of unknown class."""
-    name, text, notes, args, fields = (told[key] for key in ("name", "text", "notes", "args", "fields"))
+    name, text, notes, args, fields = (given_up[key] for key in ("name", "text", "notes", "args", "fields"))
     problems = {key: tuple(fields.pop(key)) for key in ("problems",) if key in fields}
     texts = (name, text, *notes, *fields.values(), *problems.get("problems", ()))
     if not all(isinstance(one, str) for one in texts) or not all(map(_is_plain, args)):

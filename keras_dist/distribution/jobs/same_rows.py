@@ -1,4 +1,4 @@
-"""Comparison of data that several processes must hold alike; with different data, they would train a mixture.
+"""Comparison of data that several processes must pass alike; different data would train a mixture.
 
 One exchange compares the CRC-32C of 32 rows where processes are meant to have the same data: a digest of all rows would
 read data that a process does not read otherwise (`check_data="full"` does).
@@ -42,7 +42,7 @@ def checked_option(check_data: Any) -> CheckData:
 
 
 class SameRows:
-    """Compares rows of groups of processes by their CRC-32C. All processes of the job must call its methods alike."""
+    """Compares rows of groups of processes by CRC-32C. All processes of a job must make the same calls."""
 
     def __init__(self, about: str, groups: Sequence[Sequence[int]]) -> None:
         self._about, self._groups = about, groups

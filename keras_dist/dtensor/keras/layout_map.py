@@ -93,7 +93,7 @@ class LayoutMap(distribution.LayoutMap):
         self._device_mesh = self._device_mesh or layout.mesh  # pyright: ignore[reportAttributeAccessIssue]
 
     def matching_rules(self, path: str) -> list[str]:
-        """Return the key that decides for `path` in a list, or an empty list.
+        """Return a list of the one rule that applies to `path`; empty without a rule.
 
         Raises:
             LayoutError: `path` is not a string.

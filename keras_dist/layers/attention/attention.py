@@ -46,7 +46,7 @@ class Attention(Layer):
         self.supports_masking = True
 
     def build(self, input_shape: PyTree) -> None:
-        """Create `scale` and `concat_score_weight`, both ()."""
+        """Create the scalars `scale` and `concat_score_weight`."""
         self._check_list(input_shape)
         if self.use_scale:
             self.scale = self.add_weight((), "ones", name="scale")

@@ -285,10 +285,10 @@ class MultiHeadAttention(ProjectedAttention):
         use_bias: whether the projections add a bias.
         output_shape: feature dims of the output; by default the feature dim of the query.
         attention_axes: the sequence dims; by default all dims between batch and features.
-        sliding_window: how near a position must be to be attended to: 1 for itself alone; None for all.
+        sliding_window: number of positions to attend to, including the position itself; None for all.
         flash_attention: whether to insist on the fused kernel of cuDNN; by default jax chooses.
         use_gate: whether a projection of the query, `gate`, through a sigmoid, multiplies the result: arXiv:2505.06708.
-        seed: fixes what is dropped.
+        seed: seed of the dropout.
         output_kernel_layout: as `kernel_layout`, of `attention_output/kernel`.
         output_bias_layout: as `bias_layout`, of `attention_output/bias`.
         activity_regularizer: a function of the output of each projection that is added to the loss.

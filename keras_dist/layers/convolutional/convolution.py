@@ -31,7 +31,7 @@ __all__ += ["SeparableConvolution1D", "SeparableConvolution2D"]
 
 
 class BaseConvolution(SpatialLayer):
-    """The base of all convolutions: a window that moves over the spatial dims, a bias, an activation.
+    """The base of all convolutions: a window over the spatial dims, a bias, an activation.
 
     Args:
         kernel_size: size of the window in each spatial dim, or one integer for all.
@@ -65,7 +65,7 @@ class BaseConvolution(SpatialLayer):
         self.use_bias = use_bias
 
     def channels_of(self, input_shape: tuple[int, ...]) -> int:
-        """Return the number of channels of inputs, and require it of all further inputs."""
+        """Return the number of input channels, and require it of later inputs."""
         axis = self._dims.channel_axis
         self.input_spec = InputSpec(ndim=self.rank + 2, axes={axis: input_shape[axis]})
         return input_shape[axis]
@@ -98,7 +98,7 @@ class BaseConvolution(SpatialLayer):
         return outputs if self.activation is None else self.activation(outputs)
 
     def check_strides_or_dilation(self) -> None:
-        """Check that not both are above 1."""
+        """Check that strides and dilation are not both above 1."""
         if max(self.strides) > 1 and max(self.dilation_rate) > 1:
             given = f"strides={self.strides}, dilation_rate={self.dilation_rate}"
             fix = "strides=1, then a pooling layer with pool_size=1 and these strides"
@@ -226,8 +226,8 @@ class DepthwiseConvolution(BaseConvolution):
     Args:
         depth_multiplier: number of output channels for each input channel.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
-            weight `kernel` (*kernel_size, channels, depth_multiplier), the same of `bias` (channels *
-            depth_multiplier,), and the arguments of `Layer`.
+            weight `kernel` (*kernel_size, channels, depth_multiplier), the same arguments for `bias`
+            (channels * depth_multiplier,), and the arguments of `Layer`.
     """
 
     weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "bias": "zeros"}
@@ -275,8 +275,8 @@ class DepthwiseConv2D(DepthwiseConvolution, rank=2):
         depth_multiplier: number of channels of the output for each one of the input.
         kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
-            weight `kernel` (*kernel_size, channels, depth_multiplier), the same of `bias` (channels *
-            depth_multiplier,), and the arguments of `Layer`.
+            weight `kernel` (*kernel_size, channels, depth_multiplier), the same arguments for `bias`
+            (channels * depth_multiplier,), and the arguments of `Layer`.
     """
 
 
@@ -287,9 +287,9 @@ class SeparableConvolution(BaseConvolution):
         filters: number of output channels.
         depth_multiplier: number of channels for each input channel before they are mixed.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
-            weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier), the same with `pointwise` of
-            `pointwise_kernel` (1, ..., channels * depth_multiplier, filters) and with `bias` of `bias` (filters,), and
-            the arguments of `Layer`.
+            weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier). The same with `pointwise` for
+            `pointwise_kernel` (1, ..., channels * depth_multiplier, filters), and with `bias` for `bias` (filters,).
+            The arguments of `Layer`.
     """
 
     weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "pointwise": "glorot_uniform", "bias": "zeros"}
@@ -350,9 +350,9 @@ class SeparableConv2D(SeparableConvolution, rank=2):
         depth_multiplier: number of channels for each one of the input, before they are mixed.
         kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
-            weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier), the same with `pointwise` of
-            `pointwise_kernel` (1, ..., channels * depth_multiplier, filters) and with `bias` of `bias` (filters,), and
-            the arguments of `Layer`.
+            weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier). The same with `pointwise` for
+            `pointwise_kernel` (1, ..., channels * depth_multiplier, filters), and with `bias` for `bias` (filters,).
+            The arguments of `Layer`.
     """
 
 

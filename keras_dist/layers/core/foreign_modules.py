@@ -77,23 +77,23 @@ class NNXLayer(Layer):
         if "module" in self._arguments:
             given = f"a module of {type(self._members).__module__}.{type(self._members).__name__}"
             fix = "subclass NNXLayer, make the module in __init__, and @saving.register_keras_serializable() the class"
-            raise ConfigError(f"layer {self.name!r} cannot be written down in a config", given=given, fix=fix)
+            raise ConfigError(f"layer {self.name!r} cannot be serialized to a config", given=given, fix=fix)
         return super().get_config()
 
 
 def as_layer(value: Any) -> Layer:
-    """Return a layer as it is, and a module as an `NNXLayer`."""
+    """Return a layer unchanged; wrap a module in an `NNXLayer`."""
     if isinstance(value, Layer):
         return value
     if isinstance(value, nnx.Module):
         return NNXLayer(value)
-    check_is_ours("not a layer: it", value)
-    fix = "make an object of a class; wrap a function as layers.Lambda(function)"
-    raise ModelError("not a layer", given=with_type(value), fix=fix)
+    check_is_ours("the layer", value)
+    fix = "pass an object, not a class; wrap a function as layers.Lambda(function)"
+    raise ModelError("a layer must be a Layer or an nnx.Module", given=with_type(value), fix=fix)
 
 
 class JaxLayer(Layer):
-    """A JAX function with parameters, and perhaps a state, as a layer.
+    """A JAX function with parameters and optional state, as a layer.
 
     Paths of weights are paths in the pytrees, such as `params/Dense_0/kernel` and `state/batch_stats/mean`.
 
@@ -160,7 +160,7 @@ class JaxLayer(Layer):
             setattr(self, f"_{name}_tree", (treedef, tuple(parts)))
 
     def call(self, inputs: PyTree, training: bool | None = False) -> PyTree:
-        """Return what `call_fn` returns, without the state."""
+        """Return the output of `call_fn`, and store its state."""
         given: dict[str, Any] = {"inputs": inputs, "training": training}
         for name in ("params", "state"):
             if name in self._called_with:

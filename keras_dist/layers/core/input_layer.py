@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._support.arguments import LARGEST_SIZE, is_int
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import DTypeLike, Shape
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers.layer import Layer
@@ -20,6 +20,7 @@ class InputLayer(Layer):
     """An input of a functional model; for the arguments see `Input`, whose `tensor` is `input_tensor` here."""
 
     sparse = ragged = False
+    _is_shared_in_configs: ClassVar[bool] = False  # there is nothing to share
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class InputLayer(Layer):
         **kwargs: Any,
     ) -> None:
         if "input_shape" in kwargs:
-            warnings.warn("Argument `input_shape` is deprecated. Use `shape` instead.", stacklevel=2)
+            warn("Argument `input_shape` is deprecated. Use `shape` instead.")
         default = getattr(input_tensor, "dtype", "float32")
         self._holds_text = is_text(dtype)
         super().__init__(name=name, dtype=default if dtype is None or self._holds_text else dtype, **kwargs)

@@ -17,7 +17,7 @@ from keras_dist.saving.serialization import is_lambda, lambda_refused
 
 
 class Lambda(Layer):
-    """A function as a layer.
+    """A layer that calls a function.
 
     Args:
         function: a function of the inputs, and of `mask` and `training`, if it has them. Layers in it are not tracked.

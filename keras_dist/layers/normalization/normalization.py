@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
@@ -19,6 +18,7 @@ from keras_dist._support.arguments import (
     check_number,
     check_size,
 )
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
@@ -91,10 +91,9 @@ class LayerNormalization(ScaledNormalization):
         super().__init__(epsilon, center, scale, **kwargs)
         self.rms_scaling = rms_scaling
         if rms_scaling:
-            warnings.warn(
+            warn(
                 f"`rms_scaling` of layer {self.name!r} is deprecated: it divides by the deviation, not by the root "
-                "mean square, as RMSNormalization does",
-                stacklevel=2,
+                "mean square, as RMSNormalization does"
             )
         self.axis = check_axes("axis", axis, self.name)
         self.autocast = False

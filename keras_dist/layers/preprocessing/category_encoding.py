@@ -1,4 +1,4 @@
-"""`CategoryEncoding`, and vectors of categories for the layers that look up, hash or discretize."""
+"""`CategoryEncoding`, and category vectors for layers that look up, hash or discretize."""
 
 from __future__ import annotations
 

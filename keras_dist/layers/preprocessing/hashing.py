@@ -18,7 +18,7 @@ from keras_dist.layers.preprocessing.category_encoding import (
     encoded,
     encoded_like,
 )
-from keras_dist.layers.preprocessing.fingerprints import bins_of, crossed_bin
+from keras_dist.layers.preprocessing.text_hashes import bins_of, crossed_bin
 from keras_dist.symbolic.tensors import KerasTensor
 
 

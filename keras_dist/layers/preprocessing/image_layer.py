@@ -77,7 +77,7 @@ class ImageLayer(Layer):
         return arrays
 
     def get_random_transformation(self, data: jax.Array, training: bool = True, seed: Any = None) -> Any:
-        """Return the `transformation` that the methods below get, the same for images, labels and masks."""
+        """Return the `transformation` argument of the methods below, shared by images, labels and masks."""
         return None
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
@@ -197,7 +197,7 @@ def check_range(
     if fits and len(pair) == 1:
         return float(max(-abs(pair[0]), low)), float(abs(pair[0]))
     expected = f"a number, or two, {'above' if open_below else 'of at least'} {low} and at most {high}"
-    raise argument_error(argument, value, expected, wrong="is not a range of factors", layer=layer, example=0.2)
+    raise argument_error(argument, value, expected, layer=layer, example=0.2)
 
 
 def check_value_range(value: Any, layer: str) -> tuple[float, float]:

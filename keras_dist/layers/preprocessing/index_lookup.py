@@ -22,7 +22,7 @@ from keras_dist.layers.preprocessing.category_encoding import (
     encoded,
     encoded_like,
 )
-from keras_dist.layers.preprocessing.fingerprints import bins_of
+from keras_dist.layers.preprocessing.text_hashes import bins_of
 from keras_dist.layers.preprocessing.vocabulary import (
     Token,
     VocabularyTable,
@@ -376,7 +376,7 @@ class StringLookup(IndexLookup):
         encoding: encoding of bytes.
         salt: one or two integers: a key for SipHash, which replaces FarmHash.
         mask_token: the token of index 0, for masks; None for none.
-        oov_token: what stands for unknown tokens in the vocabulary.
+        oov_token: token for unknown tokens in the vocabulary.
         idf_weights: with `"tf_idf"`, the inverse document frequency of each token of `vocabulary`.
         invert: whether indices are turned back to tokens.
         output_mode: `"int"`, the index of each token; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or

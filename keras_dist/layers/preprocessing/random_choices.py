@@ -99,8 +99,8 @@ class RandAugment(ChoiceLayer):
 
     Args:
         num_ops: number of augmentations applied in sequence, out of eleven.
-        factor: how strongly the chosen layers act at least and at most, from 0 to 1; a number stands for 0 and itself.
-        interpolation: `"bilinear"` or `"nearest"`, of those that move pixels.
+        factor: smallest and largest strength of the augmentations, from 0 to 1; a number x stands for (0, x).
+        interpolation: `"bilinear"` or `"nearest"`, for augmentations that move pixels.
         value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
 
     Source: `keras.layers.RandAugment`; https://arxiv.org/abs/1909.13719.

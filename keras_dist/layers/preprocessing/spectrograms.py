@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, Unpack
 
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 
 from keras_dist import initializers
 from keras_dist._support.arguments import argument_error, check_number, check_option, check_optional, check_size
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.config.settings import check_data_format, epsilon
 from keras_dist.errors import ArgumentTypeError, ModelError
@@ -166,7 +166,7 @@ class STFTSpectrogram(Layer):
         if (fft_length or frame_length) < frame_length:
             raise argument_error("fft_length", fft_length, f"at least frame_length={frame_length}", layer=self.name)
         if fft_length is not None and fft_length.bit_count() != 1:
-            warnings.warn(f"fft_length={fft_length} is not a power of 2, for which transforms are faster", stacklevel=2)
+            warn(f"fft_length={fft_length} is not a power of 2, for which transforms are faster")
         self.window, self.periodic, self.scaling = window, periodic, scaling
         self._initializers = {side: initializers.STFT(side, window, scaling, periodic) for side in ("real", "imag")}
         self.padding = check_option("padding", padding, ("valid", "same"), self.name)

@@ -34,8 +34,8 @@ class SimpleRNNCell(RecurrentCell):
         use_bias: whether a bias is added.
         dropout: fraction of the inputs that is dropped in training, the same in all steps.
         recurrent_dropout: fraction of the states that is dropped in training, the same in all steps.
-        seed: fixes what is dropped.
-        recurrent_initializer: gives the first value of the weight `recurrent_kernel` (units, units).
+        seed: seed of the dropout.
+        recurrent_initializer: initial values of the weight `recurrent_kernel` (units, units).
         recurrent_regularizer: a function of `recurrent_kernel` that is added to the loss.
         recurrent_constraint: a function of `recurrent_kernel`, applied after each update.
         recurrent_kernel_layout: layout of `recurrent_kernel`: a `TensorLayout`, or axes; layout rules win over it.

@@ -145,7 +145,7 @@ class RNN(Layer):
 
     @property
     def state_size(self) -> list[PyTree]:
-        """Sizes of the states."""
+        """Size of the state, or sizes of the states, of the cell."""
         size = self.cell.state_size
         return list(size) if isinstance(size, list | tuple) else [size]
 
@@ -299,7 +299,7 @@ class RecurrentLayer(RNN):
 
 
 def check_cell(cell: Any, layer: str) -> Layer:
-    """Return `cell` if it is a valid cell."""
+    """Return `cell`; raise unless it has `call` and `state_size`."""
     if not isinstance(cell, Layer) or not hasattr(cell, "state_size"):
         check_is_ours(f"`cell` of layer {layer!r}", cell)
         summary = f"`cell` of layer {layer!r} must be a Layer with `state_size` and call(inputs, states)"
@@ -333,7 +333,7 @@ def _where(kept: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
 
 
 def create_states(layer: Layer, states: PyTree, sequences_shape: Shape) -> list[Variable]:
-    """Create a non-trainable weight (batch, size) for each state, sharded as the batch."""
+    """Create a non-trainable weight (batch, size) for each state, sharded like the batch."""
     if is_unknown(sequences_shape[0]):
         rest = ", ".join("None" if is_unknown(size) else str(size) for size in sequences_shape[1:])
         given = f"sequences of shape (None, {rest})"

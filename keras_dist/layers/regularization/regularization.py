@@ -27,7 +27,7 @@ _LOWEST = -1.7580993408473766
 
 def check_rate_below_one(argument: str, value: float, layer: str) -> float:
     """Return `value` as a float if `0 <= value < 1`."""
-    return check_number(argument, value, 0, below=1, wrong="is not a fraction below 1", layer=layer, example=0.5)
+    return check_number(argument, value, 0, below=1, layer=layer, example=0.5)
 
 
 class NoiseLayer(Layer):

@@ -1,4 +1,4 @@
-"""Values of the training that `compile(report=...)` logs beside loss and metrics."""
+"""Values that `compile(report=...)` logs beside loss and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Place`: the position of an array in a module: a variable, an attribute, or a leaf of a pytree in one of them."""
+"""`ArrayPosition`: the position of an array in a module: a variable, an attribute, or a leaf in one of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from keras_dist._support import tree_paths
 from keras_dist._support.lending import Lendable
 from keras_dist._support.types import PyTree
 from keras_dist._unstable import flax_internals
-from keras_dist._unstable.flax_internals import is_variable
+from keras_dist._unstable.flax_internals import is_data_attribute, is_variable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Place:
-    """The position of an array in a module: a variable, or an attribute of a module, and the index in it."""
+class ArrayPosition:
+    """The position of an array in a module: a variable or attribute, and the index of a leaf in it."""
 
     holder: Any
     attribute: str | None = None
@@ -28,7 +28,7 @@ class Place:
 
     @property
     def variable(self) -> Any:
-        """The variable, if it holds this single array; else None."""
+        """The variable if it holds a single array; else None."""
         return self.holder if self.attribute is None and self.index is None else None
 
     @property
@@ -38,16 +38,16 @@ class Place:
 
     @functools.cached_property
     def lendable(self) -> Lendable | None:
-        """The variable, if it is a `Lendable`."""
+        """The variable if it is a `Lendable`; else None."""
         return self.holder if isinstance(self.holder, Lendable) else None
 
     def array(self) -> Any:
-        """Return the array itself."""
+        """Return the array itself, not a copy."""
         tree = self._tree()
         return tree if self.index is None else jax.tree.leaves(tree, is_leaf=is_variable)[self.index]
 
     def keep(self, array: Any) -> None:
-        """Set an unshared array."""
+        """Set the array, which nobody else holds."""
         if self.index is not None:
             leaves, structure = jax.tree.flatten(self._tree(), is_leaf=is_variable)
             array = structure.unflatten([*leaves[: self.index], array, *leaves[self.index + 1 :]])
@@ -64,17 +64,17 @@ class Place:
         return flax_internals.raw_value.__get__(self.holder) if self.lendable is None else self.lendable.peek()
 
 
-def places_of(module: nnx.Module, parts: Sequence[tree_paths.Parts]) -> list[Place]:
+def positions_of(module: nnx.Module, parts: Sequence[tree_paths.Parts]) -> list[ArrayPosition]:
     """Return the positions of the arrays with these key paths, as `leaf_parts` returns them for a module."""
     counted: collections.Counter[tuple[int, str | None]] = collections.Counter()
-    found: list[Place] = []
+    found: list[ArrayPosition] = []
     for names in parts:
         holder, owner, attribute = _holder(module, names)
         around = (holder, None) if isinstance(holder, nnx.Variable) else (owner, attribute)
         if _is_alone(*around):
-            found.append(Place(*around))
+            found.append(ArrayPosition(*around))
         else:
-            found.append(Place(*around, counted[id(around[0]), around[1]]))
+            found.append(ArrayPosition(*around, counted[id(around[0]), around[1]]))
             counted[id(around[0]), around[1]] += 1
         if around[1] is None and vars(owner)[attribute] is not holder:
             counted[id(owner), attribute] += 1  # a variable in a pytree is one of its leaves
@@ -89,7 +89,7 @@ def _holder(module: Any, names: tree_paths.Parts) -> tuple[Any, Any, str]:
             break
         if isinstance(node, nnx.Pytree):
             members = vars(node).get(tree_paths.MEMBERS)
-            if members is not None and str(name) in vars(members) and not node._pytree__nodes.get(str(name), False):
+            if members is not None and str(name) in vars(members) and not is_data_attribute(node, str(name)):
                 node = members
             owner, attribute = node, str(name)
             node = vars(node)[attribute]

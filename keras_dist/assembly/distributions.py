@@ -87,7 +87,7 @@ def plan_inputs(run: RunConfig, target: str | Target | None = None) -> PlanInput
 
 
 def distribution_of(run: RunConfig, devices: Sequence[Any] | None = None) -> Distribution:
-    """Return the distribution of a config. `"auto"` and most presets find it in the model's train step.
+    """Return the distribution of a config. `"auto"` and most presets derive it from the model's train step.
 
     Args:
         run: the config.

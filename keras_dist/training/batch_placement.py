@@ -1,4 +1,4 @@
-"""`Placement`: the assignment of rows to devices, and their transfer.
+"""`BatchPlacement`: the assignment of rows to devices, and their transfer.
 
 Small data (64 MiB on CPU devices, an eighth of free memory elsewhere) stays on the devices if there are enough steps,
 one for each 256 KiB, to pay for the transfer. Rows are flat, which XLA gathers in half the time, and in one copy that
@@ -48,8 +48,8 @@ MOST_LENGTHS = 8
 compiles programs, which takes about as long as a thousand dispatches."""
 
 
-class Placement:
-    """Places the rows of data: pads batches, picks the rows of this process, and chooses the feed of the steps."""
+class BatchPlacement:
+    """Assigns rows to devices: pads batches, selects the rows of this process, and chooses the feed of the steps."""
 
     def __init__(self, graph: ModuleGraph, distribution: Distribution, options: StepOptions) -> None:
         self._graph, self._distribution, self._options = graph, distribution, options
@@ -85,7 +85,7 @@ class Placement:
         return StreamFeed(examples, self._multiple(source), self._distribution, stack, ahead, share, same)
 
     def compare_call(self, call: str, source: ArraySource) -> None:
-        """Compare the batches of a call in all processes that must pass the same."""
+        """Compare the batches of a call among all processes that must pass the same rows."""
         if call not in self._compared:
             self._compared[call] = self._same(f"batches of {call}", self._share(source))
         same = self._compared[call]

@@ -6,19 +6,21 @@ A model without a distribution follows the mesh in the layouts of its weights; e
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.data.batching import Batching
-from keras_dist.distribution import devices, lint
+from keras_dist.distribution import devices
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement, facts_of_plan
 from keras_dist.distribution.layout import TensorLayout
@@ -29,9 +31,9 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import DistributionError, LayoutError, LayoutWarning
+from keras_dist.training.batch_placement import Examples
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.naming import layers_below
-from keras_dist.training.placement import Examples
 from keras_dist.training.rematerialisation import resolve_remat
 
 if TYPE_CHECKING:
@@ -39,27 +41,26 @@ if TYPE_CHECKING:
 
 
 def distribution_now(chosen: Distribution | None) -> Distribution:
-    """Return a snapshot of a distribution; by default of one for the first device."""
+    """Return a snapshot of a distribution; None stands for a distribution on the first device."""
     return (chosen or DataParallel(devices=devices.list_devices()[:1])).snapshot()
 
 
 @functools.cache
-def tell_of_one_device() -> None:
-    """Warn, once in a process, that no distribution is set, and that models use one device of several."""
+def warn_of_one_device() -> None:
+    """Warn, once per process, that no distribution is set and models use one of several devices."""
     names = devices.list_devices()
     if len(names) > 1:
-        warnings.warn(
+        warn(
             f"no distribution is set: one device, {names[0]}, is used of {len(names)}. To use all of them call "
             "keras_dist.set_distribution(keras_dist.DataParallel()) before the model is made; "
             f'DataParallel(devices=["{names[0]}"]) is the same as now, without this warning',
             LayoutWarning,
-            stacklevel=lint.frames_inside(),
         )
 
 
 @contextlib.contextmanager
-def told_of_one_device(is_placed: bool) -> Iterator[None]:
-    """Add to errors of layouts that no distribution is set, so that the mesh has one device."""
+def explaining_one_device(is_placed: bool) -> Iterator[None]:
+    """Enter a context in which layout errors add that no distribution is set, so that the mesh has one device."""
     try:
         yield
     except LayoutError as error:
@@ -73,24 +74,67 @@ def told_of_one_device(is_placed: bool) -> Iterator[None]:
 
 
 def place_of(asked: Distribution | None, expected: Distribution | None, graph: ModuleGraph) -> Distribution | None:
-    """Return the distribution that was chosen, or that layers expect; None for one device, with a warning."""
+    """Return the chosen distribution, or the one that layers require; None for one device, with a warning."""
     own = ((spec.path, spec.own.layout) for spec in graph.specs if spec.own and spec.own.layout)
     found = asked or _distribution_of(own) or expected  # also of layouts that `build` gave to `add_weight`
     if found is None:
-        tell_of_one_device()
+        warn_of_one_device()
     return found
+
+
+_draws: contextvars.ContextVar[bool] = contextvars.ContextVar("draws_initial_weights", default=True)
+
+
+@contextlib.contextmanager
+def zero_weights() -> Iterator[None]:
+    """Create trained weights as zeros in this context, for models whose weights are loaded next.
+
+    Initial values are drawn from random bits, which take several times the memory of a weight. With zeros, and weights
+    that are read into their shards one at a time, a process needs little more memory than the weights have.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import keras_dist as kd
+        >>> def network():
+        ...     return kd.Sequential([kd.Input((3,)), kd.layers.Dense(2, name="d1")])
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+        >>> network().save_weights(path)
+        >>> with kd.interop.zero_weights():
+        ...     model = network()
+        ...     report = model.load_weights(path)
+        >>> print(report)
+        2 loaded: d1/kernel, d1/bias
+    """
+    before = _draws.set(False)
+    try:
+        yield
+    finally:
+        _draws.reset(before)
 
 
 def initial_state(
     plan: LayoutPlan, init: Callable[[ArrayLike], PyTree], seed: int, facts_of_model: Callable[[], Fingerprint] = dict
 ) -> PyTree:
-    """Create the initial state, after all processes have agreed on it."""
+    """Create the initial state, after all processes have agreed on the program."""
     check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts_of_model()})
-    return plan.init(init, np.uint32(seed))
+    return plan.init(init if _draws.get() else _with_zeros(init, plan), np.uint32(seed))
+
+
+def _with_zeros(init: Callable[[ArrayLike], PyTree], plan: LayoutPlan) -> Callable[[ArrayLike], PyTree]:
+    """Return an initializer with zeros for parameters, and the values of `init` for other variables."""
+
+    def zeros(seed: ArrayLike) -> PyTree:
+        leaves, structure = jax.tree.flatten(init(seed))
+        rows = zip(leaves, plan.rows, strict=True)
+        return structure.unflatten(
+            [jnp.zeros(leaf.shape, leaf.dtype) if row.role == "parameter" else leaf for leaf, row in rows]
+        )
+
+    return zeros
 
 
 def find_layout(model: Trainer, examples: Examples) -> None:
-    """Find the layout of a model without weights that was made under `AutoParallel`, from its examples."""
+    """Find the layout of a model without weights that was created under `AutoParallel`, from its examples."""
     asked: Any = model._runtime.made_under or current_distribution()
     if model._session is not None or asked is None or not asked.is_searched:
         return
@@ -108,7 +152,7 @@ def find_layout(model: Trainer, examples: Examples) -> None:
 
 
 def distribution_of_layers(model: nnx.Module) -> Distribution | None:
-    """Return the distribution on the mesh of the layouts that were arguments of layers; None without such layouts."""
+    """Return the distribution on the mesh of the `layout` arguments of layers; None without such layouts."""
     return _distribution_of(
         (f"{path}/{name}".lstrip("/"), value)
         for path, layer in layers_below(model)
@@ -119,7 +163,7 @@ def distribution_of_layers(model: nnx.Module) -> Distribution | None:
 
 @contextlib.contextmanager
 def in_place_of(model: nnx.Module) -> Iterator[None]:
-    """Create models on the mesh of `model` inside, unless there is a current distribution; configs have no meshes."""
+    """Context manager: create models on the mesh of `model`, unless there is a current distribution."""
     found = distribution_of_layers(model) if current_distribution() is None else None
     with contextlib.nullcontext() if found is None else found.scope():
         yield

@@ -1,0 +1,37 @@
+"""Warnings that point at the line of the user's code."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import sys
+import warnings
+from collections.abc import Generator
+
+# Flax's metaclass calls constructors of modules, JAX calls steps to trace them, and pools call functions
+_SKIPPED = ("keras_dist", "flax", "jax", "concurrent", "contextlib", "functools")
+
+_issued: contextvars.ContextVar[set[tuple[str, type[Warning]]] | None] = contextvars.ContextVar("issued", default=None)
+
+
+@contextlib.contextmanager
+def each_warning_once() -> Generator[None]:
+    """Enter a context in which `warn` issues each text once, although a step is traced several times."""
+    token = _issued.set(_issued.get() or set())
+    try:
+        yield
+    finally:
+        _issued.reset(token)
+
+
+def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning for the innermost line that is neither in keras_dist nor in JAX or Flax."""
+    issued = _issued.get()
+    if issued is not None and (str(message), category) in issued:
+        return
+    if issued is not None:
+        issued.add((str(message), category))
+    frame, level = sys._getframe(1), 2  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _SKIPPED:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
