@@ -27,11 +27,27 @@ _NEEDS_EXPLICIT_AXES = ("of type Auto or Manual",)
 
 _traced: ContextVar[Distribution | None] = ContextVar("keras_dist_traced_in", default=None)
 _kernels: ContextVar[dict[str, None] | None] = ContextVar("keras_dist_kernels", default=None)
+_may_use_kernels: ContextVar[bool] = ContextVar("keras_dist_may_use_kernels", default=True)
 
 
 def traced_distribution() -> Distribution | None:
     """Return the distribution whose mesh `traced_in` has set; None outside, and where it sets no mesh."""
     return _traced.get()
+
+
+def may_use_kernels() -> bool:
+    """Return whether layers may call kernels; False inside of `without_kernels`."""
+    return _may_use_kernels.get()
+
+
+@contextlib.contextmanager
+def without_kernels() -> Generator[None]:
+    """Trace layers without kernels: a search for layouts follows dims through operations, and kernels hide them."""
+    token = _may_use_kernels.set(False)
+    try:
+        yield
+    finally:
+        _may_use_kernels.reset(token)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.distribution.tracing import note_kernel, traced_distribution
+from keras_dist.distribution.tracing import may_use_kernels, note_kernel, traced_distribution
 from keras_dist.errors import ModelError
 from keras_dist.pretrained.attending import Scores, attend, visible
 from keras_dist.variables import call_context
@@ -42,7 +42,9 @@ def attend_by(implementation: str, weight: Variable, arrays: Arrays, options: Sc
     distribution = traced_distribution()
     platform = None if distribution is None else distribution.device_mesh.platform
     name = _OF_PLATFORM.get(platform or jax.default_backend(), "xla") if implementation == "auto" else implementation
-    if name == "xla" or call_context.is_of_shapes():
+    if call_context.is_of_shapes() or not may_use_kernels():
+        return attend(*arrays, options)
+    if name == "xla":
         note_kernel("attention by XLA")
         return attend(*arrays, options)
     problems = list(_problems(name, arrays, options, distribution))

@@ -1,5 +1,6 @@
 """Attention by kernels: splash attention interpreted on CPUs, against numpy; cuDNN as far as its program."""
 
+import functools
 import types
 
 import jax
@@ -218,19 +219,24 @@ def test_elsewhere_xla_computes_and_the_reason_is_noted(target, given, reason):
     assert "custom_call_target" not in text and "dot_general" in text
 
 
+def decoder(implementation):
+    attention = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8, implementation=implementation)
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_layers": 2, "feed_forward": FeedForwardConfig(24)}
+    return Decoder(DecoderConfig(family="llama", attention=attention, **sizes), scan=True)
+
+
 def test_a_plan_names_the_kernel_of_its_target():
-    attention = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8)
-    config = DecoderConfig(
-        family="llama",
-        vocab_size=32,
-        hidden_size=16,
-        num_layers=2,
-        attention=attention,
-        feed_forward=FeedForwardConfig(24),
-    )
     tokens = jax.ShapeDtypeStruct((8, 16), "int32")
     with kd.DataParallel(kd.DeviceMesh("data=8", devices=devices("v5e:2x4"))).scope():
-        model = Decoder(config, scan=True)
+        model = decoder("auto")
     found = kd.plan(model, (tokens, tokens), loss="causal_lm", target="v5e:2x4", compiles=False)
     assert found.to_dict()["kernels"] == [*found.kernels] and "splash" in found.kernels[0]
     assert f"kernel: {found.kernels[0]}" in str(found)
+
+
+def test_a_search_for_layouts_follows_the_heads_through_attention():
+    tokens = jax.ShapeDtypeStruct((8, 16), "int32")
+    expected, found = (
+        str(kd.planner.dim_classes(functools.partial(decoder, name), tokens)) for name in ("xla", "splash")
+    )
+    assert found == expected
