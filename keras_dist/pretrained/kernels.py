@@ -145,14 +145,10 @@ def _splash_kernel(length: int, heads: int, options: Scores, interpret: bool) ->
     else:
         mask = splash_mask.CausalMask(shape) if options.is_causal else splash_mask.FullMask(shape)
     block = next(block for block in _BLOCKS if length % block == 0)
-    sizes: dict[str, Any] = {
-        "block_q": block,
-        "block_kv": block,
-        "block_kv_compute": block,
-        "block_q_dq": block,
-        "block_kv_dq": block,
-    }
-    sizes |= {"block_q_dkv": block, "block_kv_dkv": block, "block_kv_dkv_compute": block}
+    sizes: dict[str, Any] = dict.fromkeys(
+        ("block_q", "block_kv", "block_kv_compute", "block_q_dq", "block_kv_dq"), block
+    )
+    sizes |= dict.fromkeys(("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"), block)
     return splash.make_splash_mha(
         splash_mask.MultiHeadMask([mask] * heads),
         block_sizes=splash.BlockSizes(**sizes),
@@ -172,9 +168,8 @@ def _over_shards(
     repeats = math.lcm(key.shape[2], mesh.axis_size(heads)) // key.shape[2]
     if repeats > 1:
         key, value = (jnp.repeat(each, repeats, axis=2) for each in (key, value))
-    split = "".join(
-        f", {what} over {'+'.join(axis_tuple(axes))}" for what, axes in (("rows", rows), ("heads", heads)) if axes
-    )
+    shards = {"rows": "+".join(axis_tuple(rows)), "heads": "+".join(axis_tuple(heads))}
+    split = "".join(f", {what} over {axes}" for what, axes in shards.items() if axes)
     note_kernel(f"attention by {_NAMES[name]}{split}; plans do not count its FLOPs")
     spec = PartitionSpec(rows, None, heads, None)
     specs = {"in_specs": (spec, spec, spec, PartitionSpec(rows)), "out_specs": spec}
