@@ -12,8 +12,10 @@ import jax
 import jax.core
 import jax.extend.core
 import numpy as np
+from jax._src import checkify as checkify_internals
 from jax._src import core, dtypes
 from jax._src import mesh as mesh_lib
+from jax._src.shard_map import shard_map_p
 from jax.experimental import checkify
 
 _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
@@ -41,7 +43,24 @@ def check(is_right: Any, text: str, **values: Any) -> None:
 
 def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
     """Return a function that returns the error of its checks, for `failed_check`, and its result."""
+    checkify_internals.error_checks[shard_map_p] = _checks_of_shard_map
     return checkify.checkify(function, errors=checkify.user_checks)
+
+
+_jax_checks_of_shard_map = checkify_internals.error_checks[shard_map_p]
+
+
+def _checks_of_shard_map(*arguments: Any, **params: Any) -> tuple[Any, Any]:
+    """Call a `shard_map` without checks as it is.
+
+    JAX 0.10 to 0.12 returns an error from each shard, which fails in a loop, and where the context has a mesh.
+    """
+    at = next(index for index, each in enumerate(arguments) if isinstance(each, checkify.Error))  # 1 from JAX 0.12 on
+    error, enabled, *values = arguments[at:]
+    effects = params["jaxpr"].effects
+    if enabled != checkify.user_checks or any(isinstance(each, checkify_internals.ErrorEffect) for each in effects):
+        return _jax_checks_of_shard_map(*arguments, **params)
+    return error, shard_map_p.bind(*values, **shard_map_p.get_bind_params(params))
 
 
 def failed_check(error: Any) -> str | None:

@@ -7,7 +7,9 @@ gradients for rows that a bare spec splits unevenly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from contextvars import ContextVar
 from typing import TypeVar
 
 import jax
@@ -22,6 +24,48 @@ T = TypeVar("T")
 _NEEDS_ROWS_THAT_DIVIDE = ("requires a non-empty mesh", "context mesh cannot be empty", "not evenly divisible")
 _NAMES_OTHER_AXES = ("is not found in mesh", "must refer to an axis marked as manual")
 _NEEDS_EXPLICIT_AXES = ("of type Auto or Manual",)
+
+_traced: ContextVar[Distribution | None] = ContextVar("keras_dist_traced_in", default=None)
+_kernels: ContextVar[dict[str, None] | None] = ContextVar("keras_dist_kernels", default=None)
+_may_use_kernels: ContextVar[bool] = ContextVar("keras_dist_may_use_kernels", default=True)
+
+
+def traced_distribution() -> Distribution | None:
+    """Return the distribution whose mesh `traced_in` has set; None outside, and where it sets no mesh."""
+    return _traced.get()
+
+
+def may_use_kernels() -> bool:
+    """Return whether layers may call kernels; False inside of `without_kernels`."""
+    return _may_use_kernels.get()
+
+
+@contextlib.contextmanager
+def without_kernels() -> Generator[None]:
+    """Trace layers without kernels: a search for layouts follows dims through operations, and kernels hide them."""
+    token = _may_use_kernels.set(False)
+    try:
+        yield
+    finally:
+        _may_use_kernels.reset(token)
+
+
+@contextlib.contextmanager
+def kernels_noted() -> Generator[dict[str, None]]:
+    """Collect the kernels that layers note while they are traced, in order and without duplicates."""
+    found: dict[str, None] = {}
+    token = _kernels.set(found)
+    try:
+        yield found
+    finally:
+        _kernels.reset(token)
+
+
+def note_kernel(text: str) -> None:
+    """Note the kernel that a layer chose for the platform of the mesh, for the plan."""
+    found = _kernels.get()
+    if found is not None:
+        found[text] = None
 
 
 def traced_in(
@@ -39,8 +83,9 @@ def traced_in(
     is_elsewhere = any(not kind.sharding.mesh.empty and kind.sharding.mesh.size != mesh.size for kind in types)
     try:
         if is_uneven or is_elsewhere:
-            return trace()
-        with in_mesh(mesh.backend_mesh):
+            with _traced_in(None):
+                return trace()
+        with in_mesh(mesh.backend_mesh), _traced_in(distribution):
             return trace()
     except KerasDistError:
         raise
@@ -67,6 +112,15 @@ def traced_in(
         else:
             raise
         raise ModelError(what, given=given, expected=expected, fix=fix) from error
+
+
+@contextlib.contextmanager
+def _traced_in(distribution: Distribution | None) -> Generator[None]:
+    token = _traced.set(distribution)
+    try:
+        yield
+    finally:
+        _traced.reset(token)
 
 
 def _contains(said: str, texts: Sequence[str]) -> bool:

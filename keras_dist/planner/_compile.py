@@ -51,8 +51,8 @@ def _figures(compiled: Any, mesh: dict[str, int], slices: list[int]) -> dict[str
         for name in ("argument", "output", "alias", "temp", "generated_code")
     }
     collectives = [vars(each) for each in program.collectives(mesh, slices)]
-    flops, accessed = program.flops(), program.nbytes_accessed()
-    return {**sizes, "collectives": collectives, "flops": flops, "accessed_nbytes": accessed}
+    run = {"flops": program.flops(), "accessed_nbytes": program.nbytes_accessed(), "kernels": program.kernels()}
+    return {**sizes, "collectives": collectives, **run}
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.strategy import Distribution, register_strategy
+from keras_dist.distribution.tracing import without_kernels
 from keras_dist.errors import DistributionError
 from keras_dist.planner.dim_classes import DimClasses, OneDevice, classes_of
 from keras_dist.planner.propagation import propagate
@@ -167,7 +168,8 @@ class AutoParallel(Distribution):
         model, batch, optimizer, loss = step
         names = list(self._meshes()[-1])
         one_device, platform = OneDevice(names), None if self.target is None else self.target.platform
-        program = trace_step(model, batch, one_device, optimizer, loss, platform=platform, remat=remat)
+        with without_kernels():
+            program = trace_step(model, batch, one_device, optimizer, loss, platform=platform, remat=remat)
         return classes_of(program, one_device.own_names)
 
     def _compiled(self, candidate: Candidate, classes: DimClasses, step: tuple[Any, ...], deadline: float) -> Candidate:

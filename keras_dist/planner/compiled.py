@@ -52,6 +52,8 @@ class CompiledFigures:
         seconds_to_compile: compile time, without the start of the process [s].
         note: XLA's message for a program that exceeds the memory, else empty. `argument_nbytes` is without padding
             then, `peak_nbytes` and `limit_nbytes` are from the message, and other figures are 0.
+        kernels: calls in a run by the name of the kernel: of Pallas on TPUs, and of attention by cuDNN. Their FLOPs are
+            not in `flops`.
     """
 
     target: str
@@ -66,6 +68,7 @@ class CompiledFigures:
     accessed_nbytes: int
     seconds_to_compile: float
     note: str = ""
+    kernels: Mapping[str, int] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def fits(self) -> bool | None:
@@ -236,7 +239,7 @@ def _read(target: Target, answer: Mapping[str, Any], argument_nbytes: int) -> Co
         for each in answer["collectives"]
     )
     run = answer["flops"], answer["accessed_nbytes"], answer["seconds"]
-    return CompiledFigures(target.name, *sizes, collectives, *run)
+    return CompiledFigures(target.name, *sizes, collectives, *run, kernels=answer["kernels"])
 
 
 def _exhausted(note: str, limit: int) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import FOLLOWS, Row
 from keras_dist.distribution.render import render_bytes
+from keras_dist.distribution.tracing import without_kernels
 from keras_dist.errors import LayoutError, unknown_name_error
 from keras_dist.planner.candidates import Screen
 from keras_dist.planner.dim_graph import PASSES, DimGraph, Event
@@ -219,7 +220,9 @@ def dim_classes(model_or_factory: Any, batch: PyTree, optimizer: Any = None, los
     Source: https://openxla.org/shardy/sharding_representation
     """
     one_device = OneDevice()
-    return classes_of(trace_step(model_or_factory, batch, one_device, optimizer, loss), one_device.own_names)
+    with without_kernels():
+        program = trace_step(model_or_factory, batch, one_device, optimizer, loss)
+    return classes_of(program, one_device.own_names)
 
 
 class OneDevice(ModelParallel):

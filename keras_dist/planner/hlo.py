@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -80,6 +81,17 @@ class Program:
             for computation, instruction, turns, _ in self._run(self.entry, 1)
         )
 
+    def kernels(self) -> dict[str, int]:
+        """Return by name how often a run calls each kernel of Pallas on TPUs, and of attention by cuDNN."""
+        found: collections.Counter[str] = collections.Counter()
+        for _, instruction, turns, _ in self._run(self.entry, 1):
+            target = instruction.attribute(r'custom_call_target="([^"]*)"')
+            if target == "tpu_custom_call":
+                found[re.sub(r"\.\d+$", "", instruction.name)] += max(turns, 1)
+            elif target.startswith("__cudnn$fmha"):
+                found[target.removeprefix("__cudnn$")] += max(turns, 1)
+        return dict(found)
+
     def nbytes_accessed(self) -> int:
         """Estimate the bytes that a run reads and writes: operands and results of fusions, or the slices they use."""
         return sum(
@@ -115,6 +127,8 @@ class Program:
     def _flops(self, computation: Computation, instruction: Instruction) -> int:
         if instruction.opcode == "dot":
             contracted = instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
+        elif "__cudnn$fmha" in instruction.attributes:  # it computes masked scores or does not
+            return 0
         elif instruction.opcode == "custom-call" and "lhs_contracting_dimensions" in instruction.attributes:
             contracted = instruction.attribute(r'"lhs_contracting_dimensions":\[([\d",]*)\]').replace('"', "")
         elif instruction.opcode == "convolution":

@@ -15,6 +15,7 @@ _PARENTHESIS = re.compile(r"[()]")
 _NAME = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
 _CALLED = re.compile(r"\b(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_KERNEL_METADATA = re.compile(r"kernel_metadata=\{\n(.*)\n\}\}")  # of Pallas, on separate lines
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 
 
@@ -67,6 +68,7 @@ def parse_computations(text: str) -> tuple[dict[str, Computation], str]:
     computations: dict[str, Computation] = {}
     entry = name = root = ""
     instructions: dict[str, Instruction] = {}
+    text = _KERNEL_METADATA.sub(r"kernel_metadata={\1}}", text)
     for line in text.splitlines():
         if line.startswith("}") and name:
             computations[name] = Computation(instructions, root)

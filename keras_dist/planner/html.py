@@ -141,7 +141,7 @@ def _problems(report: PlanReport) -> tuple[str, str, str]:
 
 
 def _assumed(report: PlanReport) -> tuple[str, str, str]:
-    return "Assumed", "", "".join(map(html_tables.paragraph, report.assumed))
+    return "Chosen and assumed", "", "".join(map(html_tables.paragraph, (*report.kernels, *report.assumed)))
 
 
 def _mesh(report: PlanReport) -> tuple[str, str, str]:

@@ -96,7 +96,8 @@ def plan(
     verdict = None
     if machine is not None:
         verdict = judge(program, step, machine, compiles=compiles, timeout_seconds=timeout_seconds)
-    return PlanReport(program.state, program.batch, step, activations(program), problems, program.assumed, verdict)
+    notes = program.assumed, verdict, program.kernels
+    return PlanReport(program.state, program.batch, step, activations(program), problems, *notes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,6 +34,7 @@ class PlanReport:
         problems: rules without effect, and hidden reshards, which no rule asks for.
         assumed: assumptions about the step, such as a default optimizer.
         verdict: whether the step fits on the target, and its least time there; None without a target.
+        kernels: *exact*: the implementations that layers chose for the platform, such as attention by cuDNN.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -52,6 +53,7 @@ class PlanReport:
     problems: tuple[Problem, ...] = ()
     assumed: tuple[str, ...] = ()
     verdict: Verdict | None = None
+    kernels: tuple[str, ...] = ()
 
     @property
     def nbytes_by_role(self) -> dict[str, int]:
@@ -91,6 +93,7 @@ class PlanReport:
                 "nbytes_by_role": self.nbytes_by_role,
             },
             "assumed": list(self.assumed),
+            "kernels": list(self.kernels),
             "verdict": None if self.verdict is None else self.verdict.to_dict(),
             "propagated": {
                 **dataclasses.asdict(self.step),
@@ -150,6 +153,7 @@ class PlanReport:
             lines.append(("bytes of intermediate results", "compiled", render_bytes(compiled.temp_nbytes)))
             lines.append(("bytes at the peak", "compiled", render_bytes(compiled.peak_nbytes)))
             lines.append(("FLOPs of a step", "compiled", f"{compiled.flops:,}"))
+            lines += [(f"calls of {name}", "compiled", f"{count}") for name, count in compiled.kernels.items()]
         headers = ("figure", "from", "of one device")
         sizes = Table(f"Each of the devices of mesh {mesh}", headers, headers[2:], rows=[*lines])
         rows = [row for row in self.state.rows if row.role != "slot"]  # slots mostly have the layout of their parameter
@@ -169,6 +173,7 @@ class PlanReport:
         fixes = [None, *(each.fix for each in self.problems)]
         for each, before in zip(self.problems, fixes, strict=False):
             notes.append(f"warning: {each.summary} ({each.given})" + ("" if each.fix == before else f": {each.fix}"))
+        notes += [f"kernel: {text}" for text in self.kernels]
         notes += [f"assumed: {text}" for text in self.assumed]
         return render(layouts, sizes, moved, *compared, *notes)
 

@@ -29,7 +29,7 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.plan import LayoutPlan, make_row
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
-from keras_dist.distribution.tracing import traced_in
+from keras_dist.distribution.tracing import kernels_noted, traced_in
 from keras_dist.distribution.variables import leaf_paths
 from keras_dist.errors import DataError, ModelError, with_type
 from keras_dist.layers.module_precision import precision_of_modules
@@ -63,6 +63,7 @@ class StepProgram:
         arguments: for each argument of the program its path in `state` or `batch`; empty for states of metrics.
         assumed: assumptions about the step, such as a default optimizer.
         distribution: the distribution of the step.
+        kernels: kernels that layers chose for the platform.
     """
 
     lowered: jax.stages.Lowered
@@ -71,6 +72,7 @@ class StepProgram:
     arguments: tuple[str, ...]
     assumed: tuple[str, ...]
     distribution: Distribution
+    kernels: tuple[str, ...] = ()
 
 
 @runtime_checkable
@@ -157,7 +159,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     choices, assumed = _completed(choices, optimizer, loss, cell.state.trainable)
     cell.add_slots(choices.optimizers)
     trainer = StepRunner(cell, dataclasses.replace(forward, plan=plan, pads=choices.options.pads), choices)
-    with naming_scopes():
+    with naming_scopes(), kernels_noted() as kernels:
         lowered = trainer.lower_train(source)
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)
     rows = batch.rows[0].shape[0]
@@ -166,7 +168,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     others = [""] * (len(jax.tree.leaves(lowered.in_avals)) - len(state.rows) - len(batch.rows))
     paths = [*(row.path for row in state.rows), *others, *(row.path for row in batch.rows)]
     named = tuple(paths[index] for index in jaxprs.arguments_kept(lowered))
-    return StepProgram(lowered, state, batch, named, assumed, distribution)
+    return StepProgram(lowered, state, batch, named, assumed, distribution, tuple(kernels))
 
 
 def _completed(

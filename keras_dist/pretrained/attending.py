@@ -1,4 +1,4 @@
-"""`attend`: scores, masks and sums of attention. It is the only place where a faster kernel has to be chosen."""
+"""`attend`: scores, masks and sums of attention, by XLA, with every option. `kernels` has faster implementations."""
 
 from __future__ import annotations
 
@@ -22,39 +22,48 @@ class Span(NamedTuple):
     positions: jax.Array | None = None
 
 
-def attend(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    queries: Span,
-    keys: Span,
-    *,
-    scale: float,
-    is_causal: bool = True,
-    window: int | jax.Array | None = None,
-    soft_cap: float | None = None,
-) -> jax.Array:
+class Scores(NamedTuple):
+    """Options of the scores.
+
+    Attributes:
+        queries: places of the queries.
+        keys: places of the keys.
+        scale: factor of the scores.
+        is_causal: whether a query attends only to keys up to its own.
+        window: a query attends to the last `window` keys; an array where scanned layers differ; None for all.
+        soft_cap: limit of the scores, or None.
+    """
+
+    queries: Span
+    keys: Span
+    scale: float
+    is_causal: bool = True
+    window: int | jax.Array | None = None
+    soft_cap: float | None = None
+
+
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, options: Scores) -> jax.Array:
     """Return `softmax(soft_cap(query @ key * scale)) @ value` for each head, (batch, queries, heads, head_dim).
 
-    Keys and values are (batch, keys, kv_heads, head_dim), and groups of neighbouring heads share one. A query attends
-    to keys up to its own if `is_causal`, and to the last `window` keys, an array where scanned layers differ.
+    Keys and values are (batch, keys, kv_heads, head_dim), and groups of neighbouring heads share one.
     """
     batch, length, heads, size = query.shape
     grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], size)
-    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, key, preferred_element_type=jnp.float32) * scale
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    mask = visible(queries, keys, is_causal, window)
+    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, key, preferred_element_type=jnp.float32) * options.scale
+    if options.soft_cap is not None:
+        scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
+    mask = visible(options)
     if mask is not None:
         scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
     return jnp.einsum("bkgts,bskd->btkgd", weights, value).reshape(batch, length, heads, size)
 
 
-def visible(queries: Span, keys: Span, is_causal: bool, window: int | jax.Array | None) -> jax.Array | None:
+def visible(options: Scores) -> jax.Array | None:
     """Return where a query attends to a key, (batch or 1, queries, keys); None if everywhere."""
+    queries, keys, window = options.queries, options.keys, options.window
     masks: list[jax.Array] = []
-    if is_causal:
+    if options.is_causal:
         masks.append((queries.index[:, None] >= keys.index[None, :])[None])
     if queries.segments is not None and keys.segments is not None:
         masks.append(queries.segments[:, :, None] == keys.segments[:, None, :])

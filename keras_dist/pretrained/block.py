@@ -17,9 +17,10 @@ from keras_dist.initializers import RandomNormal
 from keras_dist.layers import Dense, EinsumDense, Layer, LayerNormalization, RMSNormalization
 from keras_dist.layers.weight_arguments import Identifier
 from keras_dist.ops.normalization import divided_by_rms, wide
-from keras_dist.pretrained.attending import Span, attend
+from keras_dist.pretrained.attending import Scores, Span, attend
 from keras_dist.pretrained.cache import Slots
 from keras_dist.pretrained.config import FeedForwardConfig, NetworkConfig
+from keras_dist.pretrained.kernels import attend_by
 from keras_dist.pretrained.rotary import Angles, rotated
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -108,9 +109,11 @@ class SelfAttention(Layer):
         if slots is not None:
             slots = slots.written(key, value)
             key, value = slots.read()
-        masks: dict[str, Any] = {"is_causal": self.is_causal, "window": window}
-        arrays = (query, key, value, queries, keys)
-        attended = attend(*arrays, scale=options.score_scale, soft_cap=options.soft_cap, **masks)
+        scores = Scores(queries, keys, options.score_scale, self.is_causal, window, options.soft_cap)
+        if slots is None:
+            attended = attend_by(options.implementation, self._members["query"].kernel, (query, key, value), scores)
+        else:  # few queries, and the mask depends on the slots
+            attended = attend(query, key, value, scores)
         return self._members["output"](attended), slots
 
 

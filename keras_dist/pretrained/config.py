@@ -19,6 +19,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 PLACEMENTS = ("before", "after", "both", "after_residual")
 QK_NORMS = (None, "head", "all")
+IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
 _NEEDED = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -93,6 +94,10 @@ class AttentionConfig:
         rotary: rotary position embeddings, or None.
         sliding_rotary: rotary position embeddings of `sliding_layers`; None for `rotary`.
         layers_without_rotary: indices of layers without rotary position embeddings.
+        implementation: `"xla"`, `"cudnn"`, `"splash"`, or `"auto"` for the fastest on the platform of the mesh: cuDNN
+            on GPUs, Pallas splash attention on TPUs, XLA elsewhere and where these do not support the options. With a
+            cache it is XLA. `"splash"` needs consecutive positions inside of a segment if there is a window; on CPUs it
+            is interpreted, which is slow.
     """
 
     num_heads: int
@@ -108,6 +113,7 @@ class AttentionConfig:
     rotary: Rotary | None = None
     sliding_rotary: Rotary | None = None
     layers_without_rotary: tuple[int, ...] = ()
+    implementation: str = "auto"
 
     @property
     def score_scale(self) -> float:
@@ -129,6 +135,8 @@ class AttentionConfig:
             yield f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
         if self.qk_norm not in QK_NORMS:
             yield f"qk_norm={self.qk_norm!r} must be one of {', '.join(map(repr, QK_NORMS))}"
+        if self.implementation not in IMPLEMENTATIONS:
+            yield f"implementation={self.implementation!r} must be one of {', '.join(map(repr, IMPLEMENTATIONS))}"
         for rotary in (self.rotary, self.sliding_rotary):
             yield from () if rotary is None else rotary.problems(self.head_dim)
 

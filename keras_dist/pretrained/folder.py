@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -27,7 +28,12 @@ Network = Decoder | Encoder
 
 
 def describe(
-    folder: str | os.PathLike[str], *, dtype: Policy = None, scan: bool = False, remat: bool = False
+    folder: str | os.PathLike[str],
+    *,
+    dtype: Policy = None,
+    scan: bool = False,
+    remat: bool = False,
+    attention: str = "auto",
 ) -> Network:
     """Return the network of a folder without its weights: only `config.json` is read, and nothing is allocated.
 
@@ -35,14 +41,14 @@ def describe(
 
     Args:
         folder: a folder with a `config.json` of `transformers`, or the path of the file.
-        dtype, scan, remat: see `load`.
+        dtype, scan, remat, attention: see `load`.
 
     Raises:
         ConfigError: the file cannot be read, or has options that are not supported; all are listed.
         FileNotFoundError: the file does not exist.
         UnknownNameError: the `model_type` is unknown.
     """
-    return _network(read_config(folder), dtype=dtype, scan=scan, remat=remat)
+    return _network(_attending(read_config(folder), attention), dtype=dtype, scan=scan, remat=remat)
 
 
 def load(
@@ -51,6 +57,7 @@ def load(
     dtype: Policy = None,
     scan: bool = False,
     remat: bool = False,
+    attention: str = "auto",
     ignore: Sequence[str] = (),
 ) -> Network:
     """Load a network from a folder of `transformers`, on the current distribution.
@@ -63,6 +70,8 @@ def load(
             converted; the dtype in `config.json` is not used.
         scan: whether blocks are stacked, and one is compiled in a loop; see `Decoder`.
         remat: whether the backward pass computes each block again; see `Decoder`.
+        attention: `"xla"`, `"cudnn"`, `"splash"`, or `"auto"` for the fastest on the platform of the mesh; see the
+            `implementation` of `AttentionConfig`. The plan names the one that is used, and the reasons.
         ignore: regular expressions for names in the files that are not loaded, such as other heads.
 
     Raises:
@@ -74,7 +83,8 @@ def load(
 
     Source: `transformers.AutoModelForCausalLM.from_pretrained`.
     """
-    model = _network(read_config(folder), dtype=dtype, scan=scan, remat=remat, initializer="zeros")
+    config = _attending(read_config(folder), attention)
+    model = _network(config, dtype=dtype, scan=scan, remat=remat, initializer="zeros")
     model.build()
     model._arguments["initializer"] = None  # of a copy
     names = _names_in(folder) if family_named(model.config.family).prefix else None
@@ -136,6 +146,10 @@ def read_config(folder: str | os.PathLike[str]) -> NetworkConfig:
         fix = "check that it is the config.json of a network"
         raise ConfigError(f"{str(path)!r} must contain a dict", given=shorten(document), fix=fix)
     return family_named(document.get("model_type")).read(document)
+
+
+def _attending(config: NetworkConfig, implementation: str) -> NetworkConfig:
+    return dataclasses.replace(config, attention=dataclasses.replace(config.attention, implementation=implementation))
 
 
 def _network(config: NetworkConfig, **options: Any) -> Network:

@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import lax
-from jax._src import core, distributed, xla_bridge
+from jax._src import checkify, core, distributed, xla_bridge
+from jax._src.shard_map import shard_map_p
 from jax.sharding import PartitionSpec as P
 
-from keras_dist._unstable import sharding_origins
+from keras_dist._unstable import jax_internals, sharding_origins
 from tests.processes import Job, free_address
 
 RANDOM = np.random.default_rng(0)
@@ -116,6 +117,25 @@ def test_jax_before_0_12_is_not_supported(name):
 @avoided_by("xla_workarounds.shard_alike") if jax.__version_info__ >= (0, 12) else lambda test: test
 def test_jax_ties_the_layouts_of_two_arrays():
     assert importlib.util.find_spec("jax.experimental.shard_alike") is not None
+
+
+def doubled_in_a_loop(x):
+    jax_internals.check(x[0] > 0, "not positive")
+    double = jax.shard_map(lambda x: 2 * x, mesh=sharding().mesh, in_specs=P("a"), out_specs=P("a"))
+    return jax.lax.scan(lambda x, _: (double(x), None), x, length=2)[0]
+
+
+@pytest.mark.parametrize(("first", "failed"), [(1.0, None), (-1.0, "not positive")])
+def test_a_function_with_checks_may_call_shard_map_in_a_loop(first, failed):
+    error, found = jax.jit(jax_internals.with_checks(doubled_in_a_loop))(jnp.full(4, first))
+    assert jax_internals.failed_check(error) == failed
+    np.testing.assert_array_equal(found, np.full(4, 4 * first))
+
+
+@pytest.mark.xfail(reason="jax_internals._checks_of_shard_map", strict=True, raises=TypeError)
+def test_jax_checks_shard_map_in_a_loop(monkeypatch):
+    monkeypatch.setitem(checkify.error_checks, shard_map_p, jax_internals._jax_checks_of_shard_map)
+    jax.jit(checkify.checkify(doubled_in_a_loop))(jnp.ones(4))
 
 
 class Reordered(nnx.Module):

@@ -351,3 +351,32 @@ def test_xla_s_own_text_of_a_scanned_tensor_parallel_step():
         ("all_reduce", ("data",)): blocks * 4 * 2 * width * hidden // 4,
     }
     assert program.flops() == blocks * 3 * 2 * 2 * rows // 2 * width * hidden // 4
+
+
+def test_kernels_are_counted_by_name_and_their_metadata_ends_no_computation():
+    kernel = """  %splash_mha_fwd.1 = f32[16]{0} custom-call(%x), custom_call_target="tpu_custom_call",\
+ frontend_attributes={kernel_metadata={
+"xprof_metadata":"{\\"block_q\\": 512}"
+}}, backend_config={}
+"""
+    cudnn = '  %c.2 = f32[4,4]{1,0} custom-call(%x, %y), custom_call_target="__cudnn$fmhaSoftmax", CONFIG\n'
+    cudnn = cudnn.replace("CONFIG", 'backend_config={"lhs_contracting_dimensions":["1"]}')
+    lines = [
+        "HloModule jit_step",
+        "%body (b: (s32[], f32[16])) -> (s32[], f32[16]) {",
+        "  %b = (s32[], f32[16]) parameter(0)",
+        "  %x = f32[16]{0} get-tuple-element(%b), index=1",
+        kernel + "  %d = f32[16]{0} dot(%x, %x), lhs_contracting_dims={}",
+        "  ROOT %t = (s32[], f32[16]) tuple(%b, %d)",
+        "}",
+        "ENTRY %main (x: f32[16], y: bf16[4,2]) -> f32[16] {",
+        "  %x = f32[16]{0} parameter(0)",
+        "  %y = bf16[4,2]{1,0} parameter(1)",
+        cudnn + "  %w = (s32[], f32[16]) while(%x), condition=%none, body=%body, KNOWN",
+        "  ROOT %out = f32[16]{0} get-tuple-element(%w), index=1",
+        "}",
+    ]
+    known = 'backend_config={"known_trip_count":{"n":"3"}}'
+    program = parse_program("\n".join(lines).replace("KNOWN", known))
+    assert program.kernels() == {"fmhaSoftmax": 1, "splash_mha_fwd": 3}
+    assert program.flops() == 3 * 2 * 16

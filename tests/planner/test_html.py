@@ -167,7 +167,7 @@ def test_problems_and_what_is_assumed_have_sections(page):
             kd.ModelParallel(_dead_rule()),
         )
     cells = Parsed(kd.planner.html.page_of(found))
-    assert {"Problems", "Assumed"} <= {text.strip() for text in cells.texts["h2"]}
+    assert {"Problems", "Chosen and assumed"} <= {text.strip() for text in cells.texts["h2"]}
     assert any("d9/kernel" in text for text in cells.texts["td"])
     assert set(found.assumed) <= set(cells.texts["p"])
     assert "Problems" not in page.read_text()
