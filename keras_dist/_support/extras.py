@@ -18,6 +18,7 @@ PACKAGES = {
     "mlflow": "mlflow",
     "plot": "matplotlib",
     "tensorboard": "tensorboardX",
+    "tokenizers": "tokenizers",
     "tpu": "'jax[tpu]'",
     "trackio": "trackio",
     "wandb": "wandb",

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -25,6 +26,7 @@ from keras_dist import (
     mixed_precision,
     models,
     optimizers,
+    pretrained,
     regularizers,
 )
 from keras_dist._support.signatures import takes
@@ -43,22 +45,34 @@ Examples = tuple[Any, ...]
 
 @contextlib.contextmanager
 def error_context(place: str) -> Generator[None]:
-    """Add the key or file to the summary of errors."""
+    """Add the key or file to the summary of errors, unless it begins with a key."""
     try:
         yield
     except KerasDistError as error:
-        if not error.summary.startswith(f"{place}: "):
+        is_named = _is_below_a_key(place) and _is_below_a_key(error.summary)
+        if not (is_named or error.summary.startswith(f"{place}: ")):
             error.summary = f"{place}: {error.summary}"
         raise
 
 
-def compiled_model(run: RunConfig, remat: str | None) -> Model:
-    """Return the compiled model, under the current distribution."""
+def _is_below_a_key(text: str) -> bool:
+    return re.split(r"[.\[:]", text, maxsplit=1)[0] in RunConfig.model_fields
+
+
+def compiled_model(run: RunConfig, remat: str | None, is_planned: bool = False) -> Model:
+    """Return the compiled model, under the current distribution. No file of weights is read for a plan."""
     with contextlib.ExitStack() as stack:
         with error_context("training.dtype_policy"):
             stack.enter_context(mixed_precision.under_policy(run.training.dtype_policy))
-        made = _model_or_factory(run)
+        made = _model_or_factory(run, is_planned)
         model = made if isinstance(made, Model) else Model.from_nnx(made)
+        if run.save.pretrained is not None and not isinstance(model, pretrained.Decoder | pretrained.Encoder):
+            fix = 'load it: model = {name = "pretrained", folder = "..."}; or save with the callback ModelCheckpoint'
+            summary = "save.pretrained: the model must be a network of kd.pretrained"
+            raise ConfigError(summary, given=with_type(model), fix=fix)
+        if run.lora is not None:
+            with error_context("lora"):
+                model.enable_lora(**run.lora.model_dump())
         model.compile(
             optimizer_of(run),
             loss=loss_of(run),
@@ -69,11 +83,15 @@ def compiled_model(run: RunConfig, remat: str | None) -> Model:
     return model
 
 
-def _model_or_factory(run: RunConfig) -> Any:
+def _model_or_factory(run: RunConfig, is_planned: bool) -> Any:
     """Return the model, a module of `flax.nnx`, or `factory(rngs=rngs)` of a module."""
     component, key = needed(run.model, "model"), "model"
     arguments = component.arguments
     with error_context(key), custom_object_scope(_objects()):
+        if component.name == "pretrained":
+            read = {name: value for name, value in arguments.items() if not (is_planned and name == "ignore")}
+            described = Component(name=component.name, config=read)
+            return _called(pretrained.describe if is_planned else pretrained.load, described, key)
         if not _is_path(component):
             known = {name: getattr(models, name) for name in models.__all__}
             described = {"class_name": component.name, "config": arguments}
@@ -90,7 +108,8 @@ def data_of(run: RunConfig) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
     component, key = needed(run.data, "data"), "data"
     ours = {name: f"keras_dist.datasets.{name}:load_data" for name in datasets.__all__}
     found = component.name if _is_path(component) else _named(component.name, key, ours)
-    parts = _called(imported(found, key) if isinstance(found, str) else found, component, key)
+    with error_context(key):
+        parts = _called(imported(found, key) if isinstance(found, str) else found, component, key)
     if not isinstance(parts, tuple) or len(parts) != 2 or parts[0] is None or hasattr(parts[0], "shape"):
         summary = f"{key}: {component.name} must return (x, y), (x_test, y_test), or a dataset for each pair"
         raise ConfigError(summary, given=with_type(parts), fix="return (x, y), None without test data")

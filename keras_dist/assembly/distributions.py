@@ -38,6 +38,7 @@ from keras_dist.config import (
 )
 from keras_dist.config.mesh_shape import MESH_VARIABLE
 from keras_dist.data import DataLoader
+from keras_dist.data.resumable import is_numbered
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.fully_sharded import FullySharded
@@ -220,7 +221,7 @@ def _step(run: RunConfig, examples: Examples, remat: str | None) -> tuple[Callab
     """Return a factory of the compiled model, and the shapes of a batch."""
     needed(run.model, "model")
     random.set_random_seed(run.training.seed)
-    size = {"batch_size": run.training.batch_size} if len(examples) > 1 else {}
-    first = next(iter(DataLoader(*examples, **size)))
+    takes_size = len(examples) > 1 or is_numbered(*examples)
+    first = next(iter(DataLoader(*examples, batch_size=run.training.batch_size if takes_size else None)))
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first)
-    return functools.partial(compiled_model, run, remat), batch
+    return functools.partial(compiled_model, run, remat, is_planned=True), batch

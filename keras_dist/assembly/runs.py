@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_dist import random
+from keras_dist import pretrained, random
 from keras_dist.assembly.components import Examples, callback_of, check_run, compiled_model, data_of
 from keras_dist.assembly.distributions import placed, resolved
 from keras_dist.callbacks import BackupAndRestore, Callback, History
@@ -42,7 +42,7 @@ class Run:
     held_out: Examples | None
 
     def train(self) -> History:
-        """Train the model; with `[checkpoint]`, resume an interrupted run from the same directory.
+        """Train the model, and save it as `[save]` says; with `[checkpoint]`, resume an interrupted run.
 
         The resolved config is saved as `run.json` in the directory. `config.load` reads it, to repeat the run with
         another `checkpoint.directory`.
@@ -58,7 +58,19 @@ class Run:
         names = ("batch_size", "epochs", "verbose", "validation_split", "shuffle", "steps_per_epoch", "validation_freq")
         of_fit = {name: getattr(options, name) for name in names}
         with self.distribution.scope():
-            return self.model.fit(**examples, **of_fit, callbacks=chosen, validation_data=validated)
+            history = self.model.fit(**examples, **of_fit, callbacks=chosen, validation_data=validated)
+            self._save()
+        return history
+
+    def _save(self) -> None:
+        """Save the trained model for other programs, as `[save]` says."""
+        model: Any = self.model
+        if self.config.save.adapter is not None:
+            model.save_adapter(self.config.save.adapter)
+        if self.config.save.pretrained is not None:
+            if self.config.lora is not None:
+                model.merge_lora()
+            pretrained.save(model, self.config.save.pretrained)
 
     def evaluate(self) -> dict[str, float]:
         """Return loss and metrics by name, over the test data.

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from keras_dist.config.schema import CheckpointConfig as CheckpointConfig
     from keras_dist.config.schema import ClusterConfig as ClusterConfig
     from keras_dist.config.schema import Component as Component
+    from keras_dist.config.schema import LoraConfig as LoraConfig
     from keras_dist.config.schema import RunConfig as RunConfig
+    from keras_dist.config.schema import SaveConfig as SaveConfig
     from keras_dist.config.schema import TrainingConfig as TrainingConfig
     from keras_dist.config.settings import backend as backend
     from keras_dist.config.settings import disable_flash_attention as disable_flash_attention
@@ -71,7 +73,10 @@ _SETTINGS = (
 )
 _MODULE_OF = {
     **dict.fromkeys([*_LAYOUTS.split(), "MeshConfig", "ModelParallelConfig", "PresetConfig", "Zero1Config"], "layouts"),
-    **dict.fromkeys(["CheckpointConfig", "ClusterConfig", "Component", "RunConfig", "TrainingConfig"], "schema"),
+    **dict.fromkeys(
+        ["CheckpointConfig", "ClusterConfig", "Component", "LoraConfig", "RunConfig", "SaveConfig"], "schema"
+    ),
+    "TrainingConfig": "schema",
     **dict.fromkeys(["MigratedRule", "Migration", "migrate_layout_map"], "migration"),
     "load": "loader",
     **dict.fromkeys(_SETTINGS.split(), "settings"),

@@ -11,12 +11,14 @@ from pydantic import (
     JsonValue,
     ModelWrapValidatorHandler,
     SerializeAsAny,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
 from keras_dist.config import mesh_shape
 from keras_dist.config.layouts import DataParallelConfig, DistributionConfig, MeshConfig, mesh_axes
-from keras_dist.config.problems import ConfigTable, as_table, as_tuple
+from keras_dist.config.problems import ConfigTable, as_table, as_tuple, refuse
 from keras_dist.errors import MeshError
 
 
@@ -116,6 +118,38 @@ class TrainingConfig(ConfigTable):
     verbose: Literal["auto", 0, 1, 2] = "auto"
 
 
+class LoraConfig(ConfigTable):
+    """`[lora]`: arguments of `Model.enable_lora`; see there.
+
+    Args:
+        rank: the rank of the updates.
+        layers: regular expression, or several, for whole paths of layers or weights.
+        alpha: scaling factor; None for `rank`.
+        dropout: fraction of the inputs of the factors to drop in training.
+    """
+
+    rank: int = Field(ge=1)
+    layers: Annotated[
+        tuple[str, ...],
+        Field(min_length=1, description="a regular expression for paths, or a list", examples=[".*/(query|value)"]),
+        BeforeValidator(lambda given: (given,) if isinstance(given, str) else as_tuple(given)),
+    ]
+    alpha: float | None = Field(default=None, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+
+class SaveConfig(ConfigTable):
+    """`[save]`: folders in which the trained model is saved for other programs.
+
+    Args:
+        adapter: folder for the factors of `[lora]`, in the format of peft; see `Model.save_adapter`.
+        pretrained: folder for a network of `kd.pretrained`, in the format of transformers; factors are merged.
+    """
+
+    adapter: str | None = None
+    pretrained: str | None = None
+
+
 class CheckpointConfig(ConfigTable):
     """`[checkpoint]`: arguments of `callbacks.BackupAndRestore`; see there. `ModelCheckpoint` belongs to `[callbacks]`.
 
@@ -173,11 +207,14 @@ class RunConfig(ConfigTable):
         cluster: the processes of the job; None for a single process, for `keras-dist launch` and `TF_CONFIG`, and if
             the program joins the job itself.
         model: a Keras model by its registered name, or the import path of a class of `flax.nnx` or `keras_dist`, or of
-            a function that returns a model.
-        data: `"digits"`, `"mnist"`, or the import path of a function that returns `(x, y), (x_test, y_test)`.
+            a function that returns a model; or `"pretrained"` with the arguments of `kd.pretrained.load`.
+        data: `"digits"`, `"mnist"`, `"text"` with the arguments of `kd.datasets.text.load_data`, or the import path of
+            a function that returns `(x, y), (x_test, y_test)`.
+        lora: adapters of the model; None to train all weights.
         optimizer: an optimizer of `keras_dist.optimizers`, or the import path of a function that returns one.
         training: arguments of `compile` and `fit`.
         checkpoint: settings for saving the run; None for no checkpoints.
+        save: where the trained model is saved for other programs.
         callbacks: callbacks of `keras_dist.callbacks`, or by import path.
 
     Raises:
@@ -196,9 +233,11 @@ class RunConfig(ConfigTable):
     cluster: ClusterConfig | None = None
     model: Component | None = None
     data: Component | None = None
+    lora: LoraConfig | None = None
     optimizer: Component = Component(name="rmsprop")
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig | None = None
+    save: SaveConfig = SaveConfig()
     callbacks: _Components = ()
 
     def to_json(self) -> str:
@@ -213,6 +252,15 @@ class RunConfig(ConfigTable):
                   "data": 8
         """
         return self.model_dump_json(indent=2).replace("${", "$${") + "\n"
+
+    @field_validator("save")
+    @classmethod
+    def _with_adapters(cls, save: SaveConfig, info: ValidationInfo) -> SaveConfig:
+        if save.adapter is not None and info.data.get("lora", save) is None:
+            raise refuse(
+                "save.adapter needs adapters", allowed="save.adapter with [lora]", fix="add [lora], or remove it"
+            )
+        return save
 
     @model_validator(mode="wrap")
     @classmethod

@@ -70,7 +70,7 @@ def pack(
         rows by number, and for an iterable exact for the rows that were read so far.
 
     Raises:
-        DataError: an argument or a sequence is invalid, it has no tokens, or a sequence is too long for "error".
+        DataError: an argument or a sequence is invalid, all are empty, or a sequence is too long for "error".
 
     Example:
         >>> from keras_dist.data import pack

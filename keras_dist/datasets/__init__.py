@@ -1,4 +1,4 @@
-"""Datasets for demos and tests: `digits` needs no network, `mnist` downloads once. They need the extra `datasets`."""
+"""Datasets: `text` reads files. For demos, `digits` needs no network, `mnist` downloads once (extra `datasets`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from keras_dist._support.missing_names import missing_from
 
 if TYPE_CHECKING:
-    from keras_dist.datasets import digits, mnist
+    from keras_dist.datasets import digits, mnist, text
 
-__all__ = ["digits", "mnist"]
+__all__ = ["digits", "mnist", "text"]
 
 if not TYPE_CHECKING:
 

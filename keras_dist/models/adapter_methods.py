@@ -22,7 +22,7 @@ class AdapterMethods(SavingMethods):
         A layer computes `inputs @ kernel + alpha / rank * dropout(inputs) @ A @ B`. The factors A (inputs, rank) and B
         (rank, outputs) are float32, sharded as the dims of the kernel, and become weights of the model; a kernel with
         several dims of inputs or outputs has them in A or B. A stack of kernels has a stack of factors. B is zero at
-        first. The optimizer has slots for the factors alone; the optimizer of a compiled model is reset.
+        first. The optimizer has slots for the factors alone; a compiled model resets it.
 
         In models of `from_nnx` each call adds the update to the kernels: the backward pass computes gradients of
         whole kernels. The factors are below `lora`. Before `merge_lora`, `model.module` computes without the update.

@@ -136,7 +136,7 @@ def _problems(chosen: Sequence[Form], forms: Iterable[Form]) -> list[str]:
 
 
 def _targets(chosen: Sequence[Form], forms: Iterable[Form]) -> list[str]:
-    """Return `target_modules`: last names, if these are not numbers and all modules with them are adapted; else all."""
+    """Return `target_modules`: last names, unless these are numbers, if all modules with them are adapted; else all."""
     adapted = {module for form in chosen for module in form.modules}
     left = {module.rpartition(".")[2] for form in forms for module in form.modules if module not in adapted}
     names = dict.fromkeys(module.rpartition(".")[2] for module in adapted)

@@ -1,8 +1,8 @@
 """`generate`: new tokens for prompts, one at a time, with a cache of keys and values.
 
 Two programs do it: one reads the prompts and fills the cache, the other runs a loop on the devices until every row
-has ended. Prompts are padded to sizes from a short list, so that few programs are compiled. Each row has its own
-key: its tokens do not depend on the other rows, on padding or on the mesh.
+has ended. Prompts are padded to sizes from a short list, so that few programs are compiled. Each row draws with its
+own key: its tokens do not depend on the other rows, on padding or on the mesh.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CachedModel(Protocol):
 
 def generate(
     model: Model,
-    prompts: Sequence[ArrayLike],
+    prompts: Sequence[ArrayLike | bytes],
     max_new_tokens: int = 64,
     *,
     temperature: float = 0.0,
@@ -133,7 +133,7 @@ def _check_positions(model: Any, longest: int, new: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Sampling:
-    """Options of sampling, for which a program is compiled."""
+    """Options of drawing tokens from logits; a program is compiled for them."""
 
     temperature: float
     top_k: int | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,6 +55,7 @@ def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> An
     size = (_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows)
     # without pyplot, which opens windows and keeps figures
     figure = import_extra("matplotlib.figure", "plot", "plot_history").Figure(size, layout="constrained")
+    figure._repr_png_ = functools.partial(_png, figure)  # notebooks show figures of pyplot alone
     for index, name in enumerate(panels):
         axes = figure.add_subplot(rows, columns, index + 1)
         axes.set_title(name)
@@ -66,6 +69,12 @@ def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> An
         with writing_to(path):
             figure.savefig(path)
     return figure
+
+
+def _png(figure: Any) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=72)
+    return content.getvalue()
 
 
 class TextPlot:

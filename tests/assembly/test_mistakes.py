@@ -37,6 +37,11 @@ from tests.assembly.my_run import SEQUENTIAL, built, refused, settings
         ),
         (["callbacks={EarlyStopping={patience=-1}}"], "callbacks[0]: `patience` must be an integer of at least 0", ""),
         (["callbacks={EarlyStopping={patienc=3}}"], "callbacks[0]: EarlyStopping does not take these", "correct"),
+        (["model={name='pretrained', folder='no'}"], "model: 'no' does not exist", "give a folder"),
+        (["model={name='pretrained', fodler='no'}"], "model: pretrained does not take these arguments", "correct"),
+        (["data={name='text', files='*.no', length=8}"], "data: `files` matches no file", "correct it; it is relative"),
+        (["lora={rank=2, layers='upp'}"], "lora: enable_lora: `layers` must match", "choose"),
+        (["save.pretrained=out"], "save.pretrained: the model must be a network", "load it: model = "),
         (["distribution={strategy='zero1'}"], "distribution: zero1 takes a mesh of one axis", "DeviceMesh"),
         (["distribution={strategy='spatial'}", SEQUENTIAL], "distribution: ", ""),
         (

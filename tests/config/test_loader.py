@@ -89,7 +89,7 @@ def test_missing_mesh(refused: Refused, text: str, place: str) -> None:
     ("text", "summary", "expected", "fix"),
     [
         ("[msh]", "msh: unknown key (did you mean 'mesh'?)", "one of the keys mesh, distribution", "write mesh"),
-        ("[logs]", "logs: unknown key", "one of the keys mesh, distribution", "remove it"),
+        ("[output]", "output: unknown key", "one of the keys mesh, distribution", "remove it"),
         (
             "[distribution]\nstratgy = 'x'",
             "distribution.stratgy: unknown key (did you mean 'strategy'?)",
@@ -152,7 +152,7 @@ def test_everything_is_listed_at_once(refused: Refused) -> None:
         layout = {"d1/kernel" = ["-", "modl"]}
         strct = true
         min_size_bytes = -1
-        [logs]
+        [output]
         """
     )
     assert error.summary.splitlines()[0] == "run.toml: 6 problems"
@@ -162,8 +162,8 @@ def test_everything_is_listed_at_once(refused: Refused) -> None:
         "  run.toml: distribution.layout: is not an option of strategy 'data_parallel'",
         "  run.toml: distribution.min_size_bytes: is not an option of strategy 'data_parallel'",
         "  run.toml: distribution.strct: unknown key (did you mean 'strict'?)",
-        "  run.toml: logs: unknown key",
         '  run.toml: mesh.shape.data: an axis cannot have the size "2" (a string)',
+        "  run.toml: output: unknown key",
     ]
     for label in ("given:", "expected:", "fix:"):
         assert error.summary.count(f"    {label}") == 6

@@ -310,3 +310,14 @@ def test_arguments_are_plain_values(refused: Refused) -> None:
     )
     assert "run.yaml: model.when.day: " in error.summary
     assert "run.yaml: model.when.tags: " in error.summary
+
+
+def test_adapters_are_saved_if_there_are_some(loaded: Load, refused: Refused) -> None:
+    lora = {"rank": 2, "layers": "up"}
+    config = loaded(json.dumps({"mesh": MESH, "save": {"adapter": "out"}, "lora": lora}), ".json")
+    assert config.lora and config.lora.layers == ("up",) and config.save.adapter == "out"
+    assert loaded(json.dumps({"mesh": MESH, "lora": {**lora, "layers": ["up", "down"]}}), ".json").lora != config.lora
+    error = refused(json.dumps({"mesh": MESH, "save": {"adapter": "out"}}), ".json")
+    assert "save: save.adapter needs adapters" in error.summary and error.fix == "add [lora], or remove it"
+    for wrong in ({"layers": []}, {"layers": 3}, {"alpha": 0}, {"dropout": 1}, {"rank": 0}):
+        assert f"lora.{next(iter(wrong))}" in refused(json.dumps({"mesh": MESH, "lora": lora | wrong}), ".json").summary

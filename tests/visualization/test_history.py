@@ -19,6 +19,7 @@ def lines(axes):
 def test_a_panel_for_each_value_with_training_and_validation():
     figure = plot_history({"loss": [3.0, 2.0], "accuracy": [0.5, 1.0], "val_loss": [4.0, 3.0], "rate": [1.0, 1.0]})
     assert [axes.get_title() for axes in figure.axes] == ["loss", "accuracy", "rate"]
+    assert figure._repr_png_().startswith(b"\x89PNG")  # for notebooks
     assert lines(figure.axes[0]) == {"training": [[1, 2], [3.0, 2.0]], "validation": [[1, 2], [4.0, 3.0]]}
     assert lines(figure.axes[1]) == {"training": [[1, 2], [0.5, 1.0]]}
 
