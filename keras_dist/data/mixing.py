@@ -39,8 +39,8 @@ def mix(
     Args:
         sources: sources by name. Each is a list, an array or another object with `__len__` and `__getitem__`; an
             iterable; or a function that returns an iterable for each pass.
-        weights: a positive number for each source, in their order or by name; by default equal. Fractions are exact up
-            to a denominator of 10,000.
+        weights: a positive number for each source, in their order or by name; by default equal. Proportions of
+            whole numbers with a sum of up to 1,048,576 are exact; others are rounded to parts of this number.
         seed: seeds the order in which the examples of a source are drawn, which differs in each of its passes. None
             keeps the order of the source. Iterables always keep their order.
         until: "first" ends the mixture when the first source is exhausted; "all", when every example was drawn, where
@@ -92,14 +92,16 @@ def _whole(weights: Any, names: list[str]) -> list[int]:
     if len(items) != len(names) or not all(is_number(one) and one > 0 for one in items):
         expected = f"a positive number for each source: {', '.join(names)}"
         raise argument_error("weights", weights, expected, example=(1,) * len(names), error=DataError)
-    fractions = [Fraction(one).limit_denominator(10_000) for one in items]
+    fractions = [Fraction(one).limit_denominator(1_000_000) for one in items]
     common = math.lcm(*(one.denominator for one in fractions))
     whole = [int(one * common) for one in fractions]
-    whole = [one // math.gcd(*whole) for one in whole]
-    if 0 in whole or sum(whole) > _LONGEST_PATTERN:
-        expected = f"in a proportion of whole numbers of at least 1, with a sum of at most {_LONGEST_PATTERN}"
+    if 0 in whole or sum(whole) // math.gcd(*whole) > _LONGEST_PATTERN:
+        total = sum(map(Fraction, items))
+        whole = [round(Fraction(one) / total * _LONGEST_PATTERN) for one in items]
+    if 0 in whole:
+        expected = f"positive numbers, each at least {1 / _LONGEST_PATTERN:.1g} of their sum"
         raise argument_error("weights", weights, expected, example=(1, 3), error=DataError)
-    return whole
+    return [one // math.gcd(*whole) for one in whole]
 
 
 class _Pattern:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +89,9 @@ def _counts(tokens: jax.Array, ignore_class: int | None) -> jax.Array:
 class CausalLM(FunctionLoss, function=causal_lm):
     """Cross entropy of the next token, `sum(weight * causal_lm) / sum(weight)`, as a `Loss`.
 
+    Metrics get each token beside the logits that predict it. Weighted ones leave out padding and the first tokens of
+    segments: `weighted_metrics=["accuracy", metrics.Perplexity(from_logits=True)]`.
+
     `sample_weight` (batch, length) is the weight of predicting a token; the first token of a row never counts. The mean
     is per token over the global batch, over all batches of an update with `gradient_accumulation_steps`, and in the
     logs over all batches of the epoch.
@@ -131,6 +134,16 @@ class CausalLM(FunctionLoss, function=causal_lm):
         check_number("z_loss", z_loss, 0)
         check_size("chunk_size", chunk_size, name)
         super().__init__(reduction, name, None, ignore_class=ignore_class, z_loss=z_loss, chunk_size=chunk_size)
+
+    def for_metrics(self, y_true: Any, y_pred: Any, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
+        """Return the tokens from the second on, the logits that predict them, their weights and their mask."""
+        tokens, logits = _checked(y_true, y_pred)
+        weight = _counts(jnp.asarray(tokens), vars(self)["ignore_class"]).astype(jnp.float32)
+        tokens = jnp.where(weight > 0, tokens, 0)
+        if sample_weight is not None:
+            weight = weight * jnp.reshape(sample_weight, (len(sample_weight), -1))
+        mask = None if mask is None else mask[:, 1:]
+        return tokens[:, 1:], jnp.asarray(logits)[:, :-1], weight[:, 1:], mask
 
     def uses(self, projection: Projection) -> bool:
         """Whether the loss is computed from a projection instead of its logits."""

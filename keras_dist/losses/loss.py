@@ -123,6 +123,10 @@ class Loss(Configurable):
             return float(len(jax.tree.leaves(y_pred)[0]))
         return divisor_of(values, sample_weight, masks, self.reduction)
 
+    def for_metrics(self, y_true: Any, y_pred: Any, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
+        """Return the arguments of metrics of an output with this loss; a loss that shifts targets shifts these, too."""
+        return y_true, y_pred, sample_weight, mask
+
     def uses(self, projection: Projection) -> bool:
         """Whether `call` takes a projection instead of the logits that it computes."""
         del projection

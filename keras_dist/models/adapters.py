@@ -135,7 +135,7 @@ def _form_of(owner: Any, name: str, ndim: int) -> tuple[Kind, Sequence[int], Seq
 
 def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
     """Return the candidates that patterns match; raise one error for all patterns without a match, and all misfits."""
-    rules = [layers] if isinstance(layers, str) else list(layers)
+    rules = [layers] if isinstance(layers, str) else [*layers] if isinstance(layers, Iterable) else []
     if not rules or not all(isinstance(rule, str) for rule in rules):
         raise argument_error("layers", layers, "a regular expression for paths, or a list of them", example=".*/query")
     candidates = candidates_in(session)

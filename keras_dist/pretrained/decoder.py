@@ -104,6 +104,11 @@ class Decoder(Model):
         return logits if cache is None else (logits, cache)
 
     @property
+    def vocab_size(self) -> int:
+        """Number of tokens in the vocabulary."""
+        return self.config.vocab_size
+
+    @property
     def max_positions(self) -> int | None:
         """Number of learned positions; None if positions are not learned."""
         return self.config.max_length if self.config.learned_positions else None

@@ -233,8 +233,8 @@ def layer_norm(path: str, name: str) -> dict[str, str]:
 
 
 def _canonical(config: NetworkConfig) -> NetworkConfig:
-    """Return a config that lists the layers with a window."""
-    heads = config.attention
+    """Return a config that lists the layers with a window, without the choice of a kernel."""
+    heads = dataclasses.replace(config.attention, implementation="auto")
     sliding = tuple(layer for layer in range(config.num_layers) if heads.slides(layer))
     heads = dataclasses.replace(heads, window=heads.window if sliding else None, sliding_layers=sliding)
     return dataclasses.replace(config, attention=heads)

@@ -125,7 +125,7 @@ def save(
     check_kind("model", model, Decoder | Encoder, "a network of `kd.pretrained`")
     model.build()
     config = family_named(model.config.family).write(model.config)
-    config["dtype"] = str(model.dtype) if dtype is None else DTypePolicy(str(dtype)).name
+    config["dtype"] = str(model.dtype) if dtype is None else DTypePolicy(getattr(dtype, "__name__", str(dtype))).name
     form: dict[str, Any] = {"weight_map": weight_map(model), "dtype": dtype, "config": config}
     model.save_weights(folder, max_shard_size=max_shard_size, **form)
 

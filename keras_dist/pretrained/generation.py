@@ -26,6 +26,11 @@ from keras_dist.variables import call_context
 
 _SMALLEST = 16
 """Lengths are padded to this number times a power of two."""
+_STOPS = 4
+"""Stop tokens are padded to a multiple of this."""
+_MOST = 2**31 - 1
+_LEAST = 1e-30
+"""The lowest temperature: a lower one is 0 in float32."""
 
 
 @runtime_checkable
@@ -94,13 +99,16 @@ def generate(
     rows = _checked_prompts(prompts)
     max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, example=64)
     stops = _checked_stops(stop_tokens)
-    sampling = _Sampling.checked(temperature, top_k, top_p)
+    sampling, factors = _checked_sampling(temperature, top_k, top_p)
+    seed = check_int("seed", seed, 0, 2**32 - 1, example=0)
     if not isinstance(model, Model):
         raise argument_error("model", model, "a `keras_dist.Model`")
+    _check_tokens(model, rows)
     _check_positions(model, max(map(len, rows)), max_new_tokens)
     session = model._with_weights()
     run = _Run(session, rows, max_new_tokens, sampling)
-    tokens = run(np.array(stops, np.int32), seed)
+    padded = np.pad(np.array(stops, np.int32), (0, -len(stops) % _STOPS or _STOPS), constant_values=-1)
+    tokens = run(padded, seed, factors)
     return [_until_stop(row, max_new_tokens, stops) for row in tokens[: len(rows)]]
 
 
@@ -109,7 +117,7 @@ def _checked_prompts(prompts: Any) -> list[np.ndarray]:
     rows = [np.asarray([*one] if isinstance(one, bytes) else one) for one in prompts] if is_listed else []
     wrong = [row for row in rows if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.integer)]
     if not rows or wrong:
-        expected = "a list of prompts, each a list or an array of at least one token (an integer)"
+        expected = "a list of prompts, each a list or an array of at least one token (an integer); encode text first"
         given = wrong[0] if wrong else prompts
         raise argument_error("prompts", given, expected, example=[[1, 2, 3]])
     return rows
@@ -117,9 +125,21 @@ def _checked_prompts(prompts: Any) -> list[np.ndarray]:
 
 def _checked_stops(stop_tokens: Any) -> list[int]:
     listed = [stop_tokens] if is_int(stop_tokens) else stop_tokens
-    if isinstance(listed, str) or not isinstance(listed, Iterable) or not all(map(is_int, listed)):
+    is_listed = isinstance(listed, Iterable) and not isinstance(listed, str)
+    if not is_listed or not all(is_int(token, 0, _MOST) for token in listed):
         raise argument_error("stop_tokens", stop_tokens, "a token, or a list of tokens (integers)", example=[2])
     return sorted({int(token) for token in listed})
+
+
+def _check_tokens(model: Any, rows: Sequence[np.ndarray]) -> None:
+    """Check that tokens are in the vocabulary, if the model has a `vocab_size`."""
+    size = getattr(model, "vocab_size", None)
+    size = _MOST + 1 if size is None else size
+    wrong = [token for row in rows for token in row.tolist() if not 0 <= token < size]
+    if wrong:
+        fix = "use the tokenizer of the model; bytes are tokens of a model that was trained on bytes"
+        summary = "generate: `prompts` has tokens that are not in the vocabulary"
+        raise ModelError(summary, given=shorten(wrong), expected=f"tokens from 0 to {size - 1}", fix=fix)
 
 
 def _check_positions(model: Any, longest: int, new: int) -> None:
@@ -135,32 +155,36 @@ def _check_positions(model: Any, longest: int, new: int) -> None:
 class _Sampling:
     """Options of drawing tokens from logits; a program is compiled for them."""
 
-    temperature: float
+    is_greedy: bool
     top_k: int | None
-    top_p: float | None
+    has_top_p: bool
 
-    @classmethod
-    def checked(cls, temperature: Any, top_k: Any, top_p: Any) -> _Sampling:
-        """Return the options after checks."""
-        temperature = check_number("temperature", temperature, 0, example=0.8)
-        top_k = check_optional(check_int, "top_k", top_k, 1, example=50)
-        top_p = check_optional(check_number, "top_p", top_p, above=0, high=1, example=0.9)
-        return cls(temperature, top_k, top_p)
-
-    def tokens(self, logits: jax.Array, keys: jax.Array) -> jax.Array:
+    def tokens(self, logits: jax.Array, keys: jax.Array, factors: tuple[jax.Array, jax.Array]) -> jax.Array:
         """Return a token (batch,) for logits (batch, vocabulary), each drawn with its key (traced)."""
-        if not self.temperature:
+        if self.is_greedy:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        logits = logits.astype(jnp.float32) / self.temperature
+        temperature, top_p = factors
+        logits = logits.astype(jnp.float32)
+        logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
             logits = jnp.where(logits < least, -jnp.inf, logits)
-        if self.top_p is not None:
+        if self.has_top_p:
             sorted_logits = -jnp.sort(-logits, axis=-1)
             before = jnp.cumsum(jax.nn.softmax(sorted_logits), axis=-1) - jax.nn.softmax(sorted_logits)
-            least = jnp.min(jnp.where(before < self.top_p, sorted_logits, jnp.inf), axis=-1, keepdims=True)
+            is_kept = (before < top_p) | (jnp.arange(before.shape[-1]) == 0)
+            least = jnp.min(jnp.where(is_kept, sorted_logits, jnp.inf), axis=-1, keepdims=True)
             logits = jnp.where(logits < least, -jnp.inf, logits)
         return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+
+
+def _checked_sampling(temperature: Any, top_k: Any, top_p: Any) -> tuple[_Sampling, tuple[np.float32, np.float32]]:
+    """Return the options of the programs, and temperature and `top_p`, which they take as numbers."""
+    temperature = check_number("temperature", temperature, 0, example=0.8)
+    top_k = check_optional(check_int, "top_k", top_k, 1, example=50)
+    top_p = check_optional(check_number, "top_p", top_p, above=0, high=1, example=0.9)
+    factors = np.float32(max(temperature, _LEAST)), np.float32(1 if top_p is None else top_p)
+    return (_Sampling(False, top_k, top_p is not None) if temperature else _Sampling(True, None, False)), factors
 
 
 class _Run:
@@ -179,12 +203,12 @@ class _Run:
         for place, row in enumerate(rows):
             self._tokens[place, : len(row)] = row
 
-    def __call__(self, stops: np.ndarray, seed: int) -> np.ndarray:
+    def __call__(self, stops: np.ndarray, seed: int, factors: tuple[np.float32, np.float32]) -> np.ndarray:
         """Return the new tokens (rows, new tokens)."""
         place, session = self._session._placed, self._session
         seeds = np.arange(len(self._tokens), dtype=np.uint32), np.full(len(self._tokens), seed, np.uint32)
-        shared = (place(self._lengths), tuple(map(place, seeds)), place(self._is_added), place(stops))
-        key = (self._slots, self._sampling, len(stops))
+        shared = (factors, place(self._lengths), tuple(map(place, seeds)), place(self._is_added), place(stops))
+        key = (self._tokens.shape[1], self._slots, self._sampling)
         first, cache = session.run_compiled(("prefill", *key), self._prefill, place(self._tokens), *shared)
         if self._new_tokens == 1:
             return np.asarray(first)[:, None]
@@ -192,10 +216,9 @@ class _Run:
         return np.asarray(found)
 
     def _prefill(
-        self, module: Any, tokens: jax.Array, lengths: jax.Array, seeds: Any, is_added: jax.Array, stops: jax.Array
+        self, module: Any, tokens: jax.Array, factors: Any, lengths: jax.Array, seeds: Any, *_: jax.Array
     ) -> tuple[jax.Array, PyTree]:
         """Return the first new token of each row, and the cache of the prompts (traced)."""
-        del is_added, stops
         _check_keeps_cache(module)
         index = jnp.arange(tokens.shape[1])
         segments = (index < lengths[:, None]).astype(jnp.int32)
@@ -204,7 +227,7 @@ class _Run:
             context.shards_of = lambda weight, dim: 1
             logits, cache = module(inputs, cache=module.empty_cache(len(tokens), self._slots))
         last = _logits_at(lengths - 1, logits, context.projection_of(logits))
-        return self._sampling.tokens(last, _keys(seeds, 0)), cache
+        return self._sampling.tokens(last, _keys(seeds, 0), factors), cache
 
     def _decode(
         self,
@@ -212,6 +235,7 @@ class _Run:
         cache: PyTree,
         first: jax.Array,
         most: jax.Array,
+        factors: Any,
         lengths: jax.Array,
         seeds: Any,
         is_added: jax.Array,
@@ -229,7 +253,7 @@ class _Run:
             positions = (lengths + number - 1)[:, None]
             inputs = {"tokens": token[:, None], "positions": positions, "segments": jnp.ones_like(positions)}
             logits, cache = module(inputs, cache=cache)
-            token = self._sampling.tokens(logits[:, -1], _keys(seeds, number))
+            token = self._sampling.tokens(logits[:, -1], _keys(seeds, number), factors)
             found = jax.lax.dynamic_update_slice(found, token[:, None], (0, number))
             return number + 1, cache, token, found, has_ended | jnp.isin(token, stops)
 

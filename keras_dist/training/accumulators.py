@@ -87,7 +87,9 @@ class MeanAccumulator(_ScalarAccumulator):
         return OpenMean(np.float32(0), np.float32(0))
 
     def read(self, state: OpenMean) -> dict[str, Any]:
-        """Return the mean; NaN without rows."""
+        """Return the mean; without weights 0 for losses, as in Keras, and NaN for other values."""
+        if not state.weight and self.name.endswith("loss"):
+            return {self.name: 0.0}
         with np.errstate(invalid="ignore"):
             return {self.name: float(np.divide(state.total, state.weight))}
 

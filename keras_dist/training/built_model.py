@@ -114,7 +114,11 @@ class BuiltModel(BuiltModule):
     def _warn_of_reset(self, optimizers: Mapping[str, Optimizer]) -> None:
         """Warn if the state of an optimizer that was used before is lost, because it trains other variables now."""
         before = self.optimizers
-        same = [name for name in optimizers if name in before and _is_same(before[name], optimizers[name])]
+        same = [
+            name
+            for name, optimizer in optimizers.items()
+            if name in before and _is_same(before[name], optimizer) and before[name].parts != optimizer.parts
+        ]
         if same and (steps := int(self.cell.state.step)):
             names = ", ".join(repr(optimizers[name].transformation.name) for name in same)
             warn(

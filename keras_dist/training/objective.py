@@ -153,6 +153,10 @@ class Objective:
         names = dict.fromkeys(["loss", *(f"{name}_loss" for name in order), *losses])
         found: dict[str, Observation] = {}
         measured = self._measured(outputs, batch, y_pred, mask)
+        if isinstance(self.loss, Loss) and len(measured) == 1:
+            [(prefix, output, *metrics)] = measured
+            given = self.loss.for_metrics(output.y_true, output.y_pred, output.sample_weight, output.mask)
+            measured = [(prefix, _Output(*given), *metrics)]
         for prefix, output, plain, _ in measured:
             for metric in plain:
                 found[_free(found, prefix + metric.name)] = output.observation(metric, None)

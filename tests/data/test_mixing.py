@@ -136,7 +136,7 @@ class TestStreams:
         ({"a": A, "b": B}, {"weights": (1, 0)}, "a positive number"),
         ({"a": A, "b": B}, {"weights": {"a": 1, "c": 1}}, "a positive number for each source: a, b"),
         ({"a": A, "b": B}, {"weights": "ab"}, "a positive number"),
-        ({"a": A, "b": B}, {"weights": (1, 2**30)}, "whole numbers"),
+        ({"a": A, "b": B}, {"weights": (1, 2**30)}, "each at least"),
         ({"a": A, "b": B}, {"until": "last"}, "'first', 'all'"),
         ({"a": A, "b": Counted(B)}, {"until": "all"}, "iterables b"),
         ({"a": A}, {"seed": -1}, "`seed`"),

@@ -104,6 +104,24 @@ def test_a_size_is_compiled_once(alone):
     assert len(programs) == known + 2, "prompts of 32 tokens: one program to read them, one to go on"
 
 
+def test_sizes_with_the_same_number_of_slots_have_their_own_programs(alone):
+    kd.generate(alone, [list(range(1, 25))], 16)
+    assert kd.generate(alone, [PROMPTS[0]], 18)[0][:NEW] == kd.generate(alone, [PROMPTS[0]], NEW)[0]
+    assert len(kd.generate(alone, [PROMPTS[0]], 18)[0]) == 18
+
+
+def test_numbers_of_sampling_are_no_programs(alone):
+    kd.generate(alone, PROMPTS, NEW, temperature=0.7, top_p=0.9, stop_tokens=[1])
+    known = len(alone._built._programs)
+    kd.generate(alone, PROMPTS, NEW, temperature=0.8, top_p=0.5, stop_tokens=[1, 2])
+    assert len(alone._built._programs) == known
+
+
+def test_extremes_of_sampling_take_the_likeliest_token(alone, expected):
+    assert kd.generate(alone, PROMPTS, NEW, temperature=1e-45) == expected
+    assert kd.generate(alone, PROMPTS, NEW, temperature=1.0, top_p=1e-50) == expected
+
+
 def test_draws_are_among_the_likeliest(alone):
     logits = np.asarray(alone(np.array([PROMPTS[0]], "int32")))[0, -1]
     order = np.argsort(-logits)
@@ -166,6 +184,10 @@ def test_a_module_with_a_cache_of_its_own():
         ({"top_k": 0}, "`top_k`"),
         ({"top_p": 1.5}, "`top_p` must be"),
         ({"stop_tokens": "end"}, "`stop_tokens` must be"),
+        ({"stop_tokens": [2**40]}, "`stop_tokens` must be"),
+        ({"seed": -1}, "`seed`"),
+        ({"prompts": [[1, 96]]}, "not in the vocabulary"),
+        ({"prompts": [[-1]]}, "not in the vocabulary"),
         ({"model": 3}, "`model` must be"),
     ],
 )
