@@ -155,3 +155,12 @@ def test_an_example_that_cannot_be_read_is_named():
     with pytest.raises(OSError) as caught:
         mix({"a": Broken(A)})[0]
     assert caught.value.__notes__ == ["in source 'a'"]
+
+
+def test_weights_of_any_proportion_are_rounded_together():
+    sizes = np.array([12345, 67890, 54321])
+    mixed = mix({name: range(10_000_000) for name in "abc"}, weights=sizes / sizes.sum())
+    counts = np.array([*mixed.counts.values()])
+    np.testing.assert_allclose(counts / counts.sum(), sizes / sizes.sum(), atol=2e-6)
+    mixed = mix({"a": range(10), "b": range(1_000_000)}, weights=(6e-5, 1))
+    assert mixed.counts["b"] / mixed.counts["a"] == pytest.approx(1 / 6e-5, rel=0.1)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -190,3 +191,12 @@ def test_all_layers_may_be_listed_or_not(tmp_path):
     heads = dataclasses.replace(config.attention, sliding_layers=None)
     kd.pretrained.save(kd.pretrained.Decoder(dataclasses.replace(config, attention=heads)), tmp_path)
     assert kd.pretrained.describe(tmp_path).config.attention.sliding_layers == (0, 1)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16, "float16"])
+def test_a_network_with_a_chosen_kernel_is_saved_in_any_dtype(dtype, tmp_path):
+    model = kd.pretrained.load(folder_of(tmp_path / "llama"), attention="xla")
+    kd.pretrained.save(model, tmp_path / "saved", dtype=dtype)
+    document = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert document["dtype"] == jnp.dtype(dtype).name
+    assert {array.dtype for array in load_file(tmp_path / "saved" / "model.safetensors").values()} == {jnp.dtype(dtype)}
