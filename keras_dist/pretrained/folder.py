@@ -62,8 +62,8 @@ def load(
 ) -> Network:
     """Load a network from a folder of `transformers`, on the current distribution.
 
-    `config.json` names the family. Each process reads only the parts of the weights that its devices hold. `AutoParallel`
-    must have searched before: `auto.search(lambda: describe(folder), (x, y), optimizer="adamw", loss="causal_lm")`.
+    `config.json` names the family. Each process reads only the parts of the weights that its devices hold.
+    `AutoParallel` must have searched before: `auto.search(lambda: describe(folder), (x, y), loss="causal_lm")`.
 
     Args:
         folder: a folder with `config.json`, and `model.safetensors` or an index and the files that it names.

@@ -66,8 +66,8 @@ def generate(
 
     All rows are computed together, sharded as batches of the model are; the cache follows the layout of the keys that
     the model computes, such as heads over `model`. The first call for a size of prompts compiles two programs, which
-    later calls use again. Weights that `fit` changes are seen by the next call. Networks whose rotary factors depend on the
-    length (longrope of Phi-3) choose them by the longest position in a call: rows beyond that border, and rows
+    later calls use again. Weights that `fit` changes are seen by the next call. Networks whose rotary factors depend
+    on the length (longrope of Phi-3) choose them by the longest position in a call: rows beyond that border, and rows
     beside them, differ from computing without a cache.
 
     Args:
