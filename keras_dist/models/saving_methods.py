@@ -272,7 +272,7 @@ class SavingMethods(Trainer):
             return json.dumps(serialize_keras_object(self), **kwargs)
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Return the argument of `build_from_config`; None if there are no weights or it needs none.
+        """Return the argument of `build_from_config`; None without weights, or if none is needed.
 
         Source: `keras.Layer.get_build_config`.
         """

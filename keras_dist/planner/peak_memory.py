@@ -51,7 +51,6 @@ class Value:
     """A result of an operation, or an argument of a block."""
 
     nbytes: int
-    maker: Operation | None = None
     readers: list[Operation] = dataclasses.field(default_factory=list)
 
 
@@ -80,16 +79,14 @@ class Block:
 
 def read_main(module: ShardedModule) -> Block:
     """Return `main` of a module with the calls of functions in it replaced by their operations."""
-    return _Reader(module).block(module.functions["main"].regions[0].blocks[0], None)
+    return _Reader(module).block(module.functions["main"].regions[0].blocks[0], {})
 
 
 class _Reader:
     def __init__(self, module: ShardedModule) -> None:
         self._module = module
-        self._known: dict[Any, Value] = {}
 
-    def block(self, block: Any, known: dict[Any, Value] | None) -> Block:
-        known = {} if known is None else known
+    def block(self, block: Any, known: dict[Any, Value]) -> Block:
         arguments = [Value(self._module.nbytes(argument)) for argument in block.arguments]
         known |= zip(block.arguments, arguments, strict=True)
         operations: list[Operation] = []
@@ -109,7 +106,7 @@ class _Reader:
                 made.blocks = [self.block(inner, known) for region in operation.regions for inner in region.blocks]
                 captured = {value for inner in made.blocks for value in _captured(inner)}
                 made.operands = [*operands, *(value for value in captured if value not in operands)]
-            made.results = [Value(self._module.nbytes(result), made) for result in operation.results]
+            made.results = [Value(self._module.nbytes(result)) for result in operation.results]
             known |= zip(operation.results, made.results, strict=True)
             for operand in dict.fromkeys(made.operands):
                 operand.readers.append(made)
@@ -156,7 +153,7 @@ class _Simulation:
                 self._decide(operation, result)
 
     def _decide(self, operation: Operation, result: Value) -> None:
-        """Note who reads a value in the end, and whether it is allocated."""
+        """Find the operations that finally read a value, and whether it is allocated."""
         readers = result.readers
         sinks: set[Operation] = set()
         for reader in readers:
