@@ -141,7 +141,7 @@ def load_weights(
         if path in merged and session.path_of(merged[path].factors[1]) not in wanted:
             merged[path].forget()
     report.warn_of_rest(str(reader.path))
-    if not isinstance(reader, _Folder):
+    if not isinstance(reader, _Folder) and weight_map is None:  # files of other programs have no checksums
         warn_unchecked(reader, source.names_of(report.loaded))
     return report
 

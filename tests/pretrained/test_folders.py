@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -138,6 +139,14 @@ def test_damaged_configs_are_errors_with_a_cause(content, error, said, tmp_path)
     with pytest.raises(error) as caught:
         kd.pretrained.describe(tmp_path)
     assert said in str(caught.value)
+
+
+def test_files_of_other_programs_load_without_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr("keras_dist.storage.array_store._warned", [])
+    folder = folder_of(tmp_path / "llama")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kd.pretrained.load(folder)
 
 
 def test_a_folder_that_is_missing_is_named(tmp_path):
