@@ -22,7 +22,8 @@ from keras_dist.pretrained.encoder import Encoder
 from keras_dist.pretrained.family import family_named
 from keras_dist.pretrained.weight_maps import weight_map
 from keras_dist.saving.regular_files import read_regular
-from keras_dist.saving.tensor_files import SUFFIX, TensorReader, index_path
+from keras_dist.saving.tensor_format import SUFFIX, index_path
+from keras_dist.saving.tensor_reader import TensorReader
 
 CONFIG = "config.json"
 
