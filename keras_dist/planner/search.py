@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
@@ -25,6 +25,9 @@ _MOST_CLASSES = 6
 
 _FLOPS_PER_SECOND, _MEMORY_BYTES_PER_SECOND, _LINK_BYTES_PER_SECOND = 2e14, 1e12, 5e10
 """Figures of a device without a target, with the proportions of common accelerators."""
+
+
+_OF_LAYOUT = ("mesh", "rules", "fully_sharded", "shard_optimizer", "remat")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,21 @@ class Candidate:
     def nbytes(self) -> int:
         """Largest memory of one device [bytes]."""
         return self.state_nbytes + self.activation_nbytes
+
+    @property
+    def peak_nbytes(self) -> int:
+        """Peak memory of the compiled step, or `nbytes` if it was not compiled."""
+        return self.nbytes if self.compiled_nbytes is None else self.compiled_nbytes
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Candidate:
+        """Return the candidate of `dataclasses.asdict` that was sent as JSON."""
+        rules = {name: tuple(axes) if isinstance(axes, list) else axes for name, axes in values["rules"].items()}
+        return cls(**{**values, "rules": rules})
+
+    def is_like(self, other: Candidate) -> bool:
+        """Whether both are the same layout."""
+        return all(getattr(self, name) == getattr(other, name) for name in _OF_LAYOUT)
 
 
 @dataclasses.dataclass
