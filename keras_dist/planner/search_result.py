@@ -187,18 +187,17 @@ def _explained(
 
 
 def _why_not(dims: DimClass, best: Candidate, candidates: Sequence[Candidate]) -> str:
-    batch = set(axis_tuple(best.rules[BATCH]))
-    sizes = [size for axis, size in best.mesh.items() if axis not in batch and size > 1]
-    if not sizes:
-        return "the batch is sharded over all devices"
-    if not any(part % size == 0 for part in dims.parts for size in sizes):
-        return f"{' and '.join(map(str, sizes))} does not divide {math.gcd(*dims.parts)}"
-
     def kind(each: Candidate) -> Any:
         return each.mesh, each.rules[BATCH], each.fully_sharded, each.remat
 
     others = [each for each in candidates if dims.name in each.rules and kind(each) == kind(best)]
     if not others:
+        batch = set(axis_tuple(best.rules[BATCH]))
+        sizes = [size for axis, size in best.mesh.items() if axis not in batch and size > 1]
+        if not sizes:
+            return "the batch is sharded over all devices"
+        if not any(part % size == 0 for part in dims.parts for size in sizes):
+            return f"{' and '.join(map(str, sizes))} does not divide {math.gcd(*dims.parts)}"
         return "the time limit ended the search before it was tried"
     nearest = min(others, key=lambda each: (len(set(each.rules) ^ set(best.rules)), each.step_seconds))
     return (

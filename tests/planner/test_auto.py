@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 import tomllib
 
 import hypothesis
@@ -15,6 +16,8 @@ import keras_dist as kd
 from keras_dist import layers
 from keras_dist.assembly import distribution_from_config
 from keras_dist.planner import auto as auto_module
+from keras_dist.planner.search import Search
+from keras_dist.planner.search_result import distribution_of
 from tests.planner import models_to_lay_out as models
 from tests.planner.test_presets import live_nbytes, trained
 
@@ -106,6 +109,45 @@ def test_bytes_are_those_of_the_live_arrays(name, objective):
     small = 16  # counters, and the learning rate
     assert live_nbytes(model) == model.state_plan.nbytes_per_device
     assert abs(found.best.state_nbytes - live_nbytes(model)) <= small
+
+
+def test_a_vocabulary_is_sharded_over_an_axis_of_the_batch(tmp_path):
+    """As an expert does where attention has fewer heads of keys than the axis has devices."""
+    mesh = kd.DeviceMesh(MESH, devices=kd.planner.devices("v5e:2x4", (2, 4)))
+    rules, batch = kd.LayoutMap(mesh), ("data", "model")
+    rules["embed/embedding"], rules["head/kernel"] = ("model", None), (None, "model")
+    tokens = jax.ShapeDtypeStruct((64, 64), np.int32)
+    step = models.FewKeysDecoder, (tokens, tokens)
+    found = kd.AutoParallel(mesh, target="v5e:2x4", compiles=False).search(*step, "adam", models.CROSSENTROPY)
+    assert found.best.rules == {"batch": batch, "vocab": "model", "vocab2": "model"} and rules_of(found) == dict(
+        (path, layout.axes) for path, layout in rules.snapshot()
+    )
+    seconds = [
+        kd.plan(*step, each, "adam", models.CROSSENTROPY, "v5e:2x4", compiles=False).verdict.roofline
+        for each in (found.distribution, kd.ModelParallel(rules, batch))
+    ]
+    assert seconds[0].serial_step_seconds <= seconds[1].serial_step_seconds
+    others = [each.step_seconds for each in found.candidates if each.rules["batch"] != batch or len(each.rules) == 1]
+    assert min(others) > 1.05 * found.best.step_seconds
+    assert any(line.startswith("heads not sharded: with it the step takes") for line in found.explanation)
+    names, file = {}, tmp_path / "run.toml"
+    exec(found.to_code(), names)
+    assert names["distribution"].batch_dim_name == batch
+    file.write_text(found.to_toml())
+    assert distribution_from_config(file).batch_dim_name == batch
+
+
+def test_fully_sharded_weights_keep_to_the_axes_that_are_left():
+    mesh, batch = kd.DeviceMesh(MESH), ("data", "model")
+    classes = kd.planner.dim_classes(models.Mlp, (models.X, models.X), "adam", "mse")
+    search = Search(classes, "step_time", None, None, time.monotonic() + 600)
+    search._try(mesh.axis_sizes, {"batch": batch, "mlp": "model"})
+    (candidate,) = (each for each in search.candidates if each.fully_sharded)
+    distribution, _, _ = distribution_of(candidate, classes, mesh)
+    program = kd.planner.trace_step(models.Mlp, (models.X, models.X), distribution, "adam", "mse")
+    assert program.state.row("up/kernel").axes == ("data", "model")
+    assert program.state.row("down/bias").axes == (batch,)
+    assert abs(program.state.nbytes_per_device - candidate.state_nbytes) <= 16
 
 
 def test_all_meshes_of_some_devices_are_tried():
