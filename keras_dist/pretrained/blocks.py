@@ -64,7 +64,7 @@ def _run_stack(
     start = 0 if cache is None else cache.index - hidden.shape[1]
     window, turns, differing = _per_layer(config, _positions(spans[0]))
 
-    def call(block: Block, carry: PyTree, turn: PyTree) -> PyTree:
+    def call(block: Block, carry: PyTree, turn: PyTree, rows: PyTree) -> PyTree:
         hidden, keys, values = carry
         slots = None if cache is None else Slots(keys, values, jnp.asarray(start), turn["layer"])
         chosen = turns if "rotary" not in turn else jax.tree.map(lambda each: each[turn["rotary"]], turns)
