@@ -20,8 +20,8 @@ from keras_dist.errors import DistributionError
 class Pipeline:
     """The pipeline of a stack of layers.
 
-    Each of the `stages` holds an equal part of the layers. A batch is split into micro-batches, which pass from stage to
-    stage; in each turn all stages compute at once, each another micro-batch.
+    Each stage holds an equal part of the layers. A batch is split into micro-batches, which pass from stage to stage.
+    In each turn all stages compute at once, each another micro-batch.
 
     Attributes:
         layer: path of the layers.
@@ -72,7 +72,7 @@ class Pipelining:
 
     plan: LayoutPlan
     batch_axes: tuple[str, ...]
-    micro_batches: int
+    micro_batches: int | None
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -86,8 +86,9 @@ class Pipelining:
             DistributionError: weights are sharded over different axes.
         """
         found: dict[Axis, str] = {}
+        known = {row.path: row.compute_axes for row in self.plan.rows}
         for path in weights:
-            axis = self.plan.row(path).compute_axes[dim]
+            axis = known[path][dim] if path in known else None
             if axis is not None and not set(axis_tuple(axis)) & set(self.batch_axes):
                 found.setdefault(axis, path)
         if len(found) > 1:
@@ -103,12 +104,12 @@ _is_whole: contextvars.ContextVar[bool] = contextvars.ContextVar("is_whole_batch
 
 
 def current_pipelining() -> Pipelining | None:
-    """Return what layers need for a pipeline in the step that is traced; None outside of steps with micro-batches."""
+    """Return what layers need for a pipeline in the step that is traced; None outside of compiled steps."""
     return _current.get()
 
 
 @contextlib.contextmanager
-def pipelining(plan: LayoutPlan, batch_dim_name: Axis, micro_batches: int) -> Generator[None]:
+def pipelining(plan: LayoutPlan, batch_dim_name: Axis, micro_batches: int | None) -> Generator[None]:
     """Let stacks of layers that the plan shards over an axis of stages be pipelined inside the context."""
     token = _current.set(Pipelining(plan, axis_tuple(batch_dim_name), micro_batches))
     try:

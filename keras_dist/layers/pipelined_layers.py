@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist._support import tree_paths
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.pipelining import Pipeline, Pipelining, current_pipelining, is_whole_batch, note_pipeline
-from keras_dist.errors import DataError, ModelError, shorten
+from keras_dist.errors import DataError, LayoutWarning, ModelError, shorten
 from keras_dist.layers.weights import walk
 from keras_dist.random.seeds import SeedState, wrap_key
 from keras_dist.variables import Variable
@@ -52,17 +54,23 @@ def pipeline_of(layer: Layer, carry: PyTree, repeats: int) -> Pipeline | None:
     step = current_pipelining()
     if step is None:
         return None
-    weights = [weight.path for _, weight in walk(layer) if isinstance(weight, Variable)]
-    axis = step.stage_axis(weights, 0 if repeats == 1 else 1)
+    weights = {weight.path: parts for parts, weight in walk(layer) if isinstance(weight, Variable)}
+    axis = step.stage_axis([*weights], 0 if repeats == 1 else 1)
     if axis is None:
         return None
-    rows, count = jax.tree.leaves(carry)[0].shape[0], step.micro_batches
-    shards = step.mesh.axis_size(step.batch_axes)
+    path, parts = next(iter(weights.items()))
+    path = path.removesuffix(tree_paths.join(parts)).rstrip("/")
+    count, shards = step.micro_batches, step.mesh.axis_size(step.batch_axes)
+    if count is None:
+        said = f"{path!r} is sharded over {axis!r} along its layers, and `compile` has no `micro_batches`"
+        fix = "For a pipeline compile(..., micro_batches=8)"
+        warn(f"{said}: each device gathers and computes all layers. {fix}", LayoutWarning)
+        return None
+    rows = jax.tree.leaves(carry)[0].shape[0]
     if is_whole_batch() and rows % (count * shards):
         given = f"a batch of {rows} rows, micro_batches={count}, a batch over {shards} devices"
         fix = f"use a batch size that is a multiple of {count * shards}, or fewer micro-batches in compile"
         raise DataError("the micro-batches do not divide the batch", given=given, fix=fix)
-    path = weights[0].rpartition("/")[0]
     pipeline = Pipeline(path, axis, step.mesh.axis_size(axis), math.gcd(rows, count), repeats)
     note_pipeline(pipeline)
     return pipeline
@@ -85,8 +93,7 @@ def run_pipeline(
     stages, count, repeats, period = pipeline.stages, pipeline.micro_batches, pipeline.repeats, pipeline.period
     leading = 1 if repeats == 1 else 2
     weights = place.by_stage(values, leading)
-    depth = math.prod(values[0].shape[:leading]) if values else jax.tree.leaves(inputs)[0].shape[0]
-    each = place.by_stage((inputs, jnp.arange(depth)), 1)
+    each = place.by_stage((inputs, jnp.arange(len(jax.tree.leaves(inputs)[0]))), 1)
     parts, rows = place.split(carry), place.split(rows)
 
     def stage(weights: PyTree, each: PyTree, carry: PyTree, number: jax.Array, turn: jax.Array) -> Any:
@@ -111,10 +118,12 @@ def run_pipeline(
         entering = jax.tree.map(lambda value: _at(value, jnp.minimum(turn % period, count - 1), 1), kept)
         buffer = jax.tree.map(lambda new, old: jnp.where(_like(numbers, old) == 0, new, old), entering, buffer)
         buffer, losses = over_stages(weights, each, place.pinned(buffer), numbers, turn)
-        buffer = place.pinned(jax.tree.map(lambda value: jnp.roll(value, 1, axis=0), place.pinned(buffer)))
+        buffer = place.pinned(jax.tree.map(_shifted, place.pinned(buffer)))
         left = turn - stages + 1
         is_kept = (left >= 0) & (left % period < count)
-        kept = jax.tree.map(lambda kept, new: _with(kept, new, jnp.minimum(left % period, count - 1), is_kept), kept, buffer)
+        kept = jax.tree.map(
+            lambda kept, new: _with(kept, new, jnp.minimum(left % period, count - 1), is_kept), kept, buffer
+        )
         return (buffer, place.pinned(kept, 1)), losses
 
     kept = place.pinned(jax.tree.map(lambda value: jnp.broadcast_to(value[None], (stages, *value.shape)), parts), 1)
@@ -178,9 +187,7 @@ class _Placing:
 def _check_state(layer: Layer) -> None:
     """Check that a pipeline can keep the state of the layers."""
     for path, variable in walk(layer):
-        if isinstance(variable, SeedState) or isinstance(variable, nnx.Param):
-            continue
-        if isinstance(variable, Variable) and variable.is_parameter:
+        if isinstance(variable, SeedState | nnx.Param) or getattr(variable, "is_parameter", False):
             continue
         summary = f"layer {layer.name!r} cannot be pipelined: it has a state that a call changes"
         fix = "use layers without statistics, such as LayerNormalization, or do not shard the leading dim"
@@ -200,6 +207,21 @@ def _streams_of(streams: PyTree, number: jax.Array) -> PyTree:
 def _drawn(streams: PyTree) -> PyTree:
     """Return the random states after one draw."""
     return jax.tree.map(lambda words: words + jnp.array([0, 1], jnp.uint32), streams)
+
+
+def _shifted(value: jax.Array) -> jax.Array:
+    """Pass the arrays of stages on to the next ones, those of the last to the first.
+
+    The transpose is one shift back. JAX would split and pad instead, which are two permutes (jax 0.10 and 0.12).
+    """
+
+    def shift(_: tuple[()], value: jax.Array) -> jax.Array:
+        return jnp.roll(value, 1, axis=0)
+
+    def shift_back(_: tuple[()], value: jax.Array) -> jax.Array:
+        return jnp.roll(value, -1, axis=0)
+
+    return jax.custom_derivatives.linear_call(shift, shift_back, (), value)
 
 
 def _at(value: jax.Array, index: jax.Array, axis: int) -> jax.Array:

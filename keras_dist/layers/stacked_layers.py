@@ -111,8 +111,9 @@ def scan_layers(
     call: Callable[[Any, PyTree, PyTree, PyTree], PyTree],
     carry: PyTree,
     inputs: PyTree,
-    rows: PyTree | None = None,
+    rows: PyTree = None,
     *,
+    pipelines: bool = False,
     repeats: int = 1,
     remat: bool = False,
 ) -> PyTree:
@@ -125,8 +126,8 @@ def scan_layers(
         call: calls one layer of the stack.
         carry: what a layer takes and returns.
         inputs: arrays with a leading dim, a slice for each layer.
-        rows: further arrays with the rows of the batch, equal for all layers. None if `carry` has other first dims than
-            the rows of the batch: then the layers are never pipelined.
+        rows: further arrays for all layers, with the rows of the batch as first dim.
+        pipelines: whether the layers may be a pipeline. The first dim of all of `carry` is then the rows of the batch.
         repeats: number of leading parts of the stack, for `stacked_weights(repeats, count // repeats)`.
         remat: whether the backward pass computes each layer again.
     """
@@ -146,7 +147,7 @@ def scan_layers(
             return OneLayer(outputs, nnx.state(one, nnx.RngState), statistics, inside.losses)
 
     run = jax.checkpoint(run) if remat else run
-    pipeline = None if rows is None else pipeline_of(layer, carry, repeats)
+    pipeline = pipeline_of(layer, carry, repeats) if pipelines else None
     if pipeline is not None:
         carry, streams, losses = run_pipeline(pipeline, layer, run, values, streams, carry, inputs, rows)
     else:

@@ -160,9 +160,7 @@ class Forward:
         if self.plan is None or not any(map(is_traced, jax.tree.leaves(batch))):
             return call(trainable, rest)
         paths = self.graph.nest([spec.path for spec in self.graph.specs])
-        with contextlib.ExitStack() as context:
-            if self.micro_batches is not None:
-                context.enter_context(pipelining(self.plan, self.distribution.batch_dim_name, self.micro_batches))
+        with pipelining(self.plan, self.distribution.batch_dim_name, self.micro_batches):
             return with_gathers(call, self.plan, jax.tree.leaves(paths), (trainable, rest))
 
     def _shards_of(self, path: str, dim: int) -> int | None:

@@ -106,13 +106,14 @@ class Stack(Wrapper):
     def call(self, inputs: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Return the output of the last block."""
 
-        def call(block: Layer, hidden: jax.Array, each: None, rows: PyTree) -> jax.Array:
+        def call(block: Layer, hidden: jax.Array, number: jax.Array, rows: PyTree) -> jax.Array:
             context: Any = call_context.current()
             context.set_mask(hidden, rows["mask"])
             return block(hidden)
 
         rows = {"mask": mask}
-        return scan_layers(self.block, call, inputs, None, rows, repeats=self.repeats, remat=self.remat)
+        options = {"repeats": self.repeats, "remat": self.remat}
+        return scan_layers(self.block, call, inputs, jnp.arange(self.depth), rows, pipelines=True, **options)
 
 
 def _unbuilt(block: Any) -> Any:
