@@ -80,7 +80,7 @@ class Pipelining:
         return self.plan.mesh
 
     def stage_axis(self, weights: Sequence[str], dim: int) -> Axis:
-        """Return the axes over which a dim of these weights is sharded, without axes of the batch; None for none.
+        """Return the axes over which a dim of these weights is sharded; None for none.
 
         Raises:
             DistributionError: weights are sharded over different axes.
@@ -89,7 +89,7 @@ class Pipelining:
         known = {row.path: row.compute_axes for row in self.plan.rows}
         for path in weights:
             axis = known[path][dim] if path in known else None
-            if axis is not None and not set(axis_tuple(axis)) & set(self.batch_axes):
+            if axis is not None:
                 found.setdefault(axis, path)
         if len(found) > 1:
             summary = "the weights of a stack of layers are sharded over different axes along its leading dim"

@@ -19,6 +19,7 @@ from keras_dist._support import tree_paths
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.layout import Axis
+from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.pipelining import Pipeline, Pipelining, current_pipelining, is_whole_batch, note_pipeline
 from keras_dist.errors import DataError, LayoutWarning, ModelError, shorten
 from keras_dist.layers.weights import walk
@@ -60,7 +61,9 @@ def pipeline_of(layer: Layer, carry: PyTree, repeats: int) -> Pipeline | None:
         return None
     path, parts = next(iter(weights.items()))
     path = path.removesuffix(tree_paths.join(parts)).rstrip("/")
-    count, shards = step.micro_batches, step.mesh.axis_size(step.batch_axes)
+    count, shards = step.micro_batches, step.mesh.axis_size(_rows_axes(step, axis))
+    if count is None and set(axis_tuple(axis)) & set(step.batch_axes):
+        return None  # gathered layer by layer, as under FullySharded
     if count is None:
         said = f"{path!r} is sharded over {axis!r} along its layers, and `compile` has no `micro_batches`"
         fix = "For a pipeline compile(..., micro_batches=8)"
@@ -129,14 +132,16 @@ def run_pipeline(
     kept = place.pinned(jax.tree.map(lambda value: jnp.broadcast_to(value[None], (stages, *value.shape)), parts), 1)
     first = jax.tree.map(lambda value: value[:, 0], kept)  # real rows: zeros may give nan
     (_, kept), losses = jax.lax.scan(turn, (first, kept), jnp.arange(pipeline.turns))
-    return place.joined(jax.tree.map(lambda value: value[0], kept)), _drawn(streams), losses
+    first = jax.tree.map(lambda value: jnp.where(_like(numbers, value) == 0, value, 0).sum(0, value.dtype), kept)
+    return place.joined(first), _drawn(streams), losses
 
 
 class _Placing:
     """The layouts of arrays in a pipeline."""
 
     def __init__(self, step: Pipelining, pipeline: Pipeline) -> None:
-        self._mesh, self._batch_axes, self._pipeline = step.mesh, step.batch_axes, pipeline
+        self._step, self._pipeline, self._mesh = step, pipeline, step.mesh
+        self._inside = _rows_axes(step, pipeline.axis)
 
     def by_stage(self, tree: PyTree, leading: int) -> PyTree:
         """Return arrays (stages, repeats, layers, ...) of arrays of layers, with this number of leading dims."""
@@ -153,7 +158,7 @@ class _Placing:
 
         def divided(value: jax.Array) -> jax.Array:
             parts = value.reshape(-1, count, *value.shape[1:]).swapaxes(0, 1)
-            return self._pin(parts, None, self._rows_axes(parts.shape[1]))
+            return self._pin(parts, None, self._dividing(parts.shape[1], self._inside))
 
         return jax.tree.map(divided, tree)
 
@@ -162,7 +167,9 @@ class _Placing:
 
         def together(value: jax.Array) -> jax.Array:
             rows = value.swapaxes(0, 1).reshape(-1, *value.shape[2:])
-            return self._pin(rows, self._rows_axes(rows.shape[0]))
+            for axes in (self._inside, self._step.batch_axes):  # the first asks for the gather of the backward pass
+                rows = self._pin(rows, self._dividing(len(rows), axes))
+            return rows
 
         return jax.tree.map(together, tree)
 
@@ -170,18 +177,23 @@ class _Placing:
         """Constrain arrays (stages, ..., rows, ...) with this number of dims between."""
 
         def pinned(value: jax.Array) -> jax.Array:
-            return self._pin(value, self._pipeline.axis, *[None] * between, self._rows_axes(value.shape[1 + between]))
+            rows = self._dividing(value.shape[1 + between], self._inside)
+            return self._pin(value, self._pipeline.axis, *[None] * between, rows)
 
         return jax.tree.map(pinned, tree)
 
-    def _rows_axes(self, rows: int) -> Axis:
-        axes = self._batch_axes
+    def _dividing(self, rows: int, axes: tuple[str, ...]) -> Axis:
         return axes if axes and rows % self._mesh.axis_size(axes) == 0 else None
 
     def _pin(self, value: jax.Array, *axes: Axis) -> jax.Array:
         free = [jax.sharding.PartitionSpec.UNCONSTRAINED] * (value.ndim - len(axes))
         spec = jax.sharding.PartitionSpec(*axes, *free)
         return jax.lax.with_sharding_constraint(value, jax.sharding.NamedSharding(self._mesh.backend_mesh, spec))
+
+
+def _rows_axes(step: Pipelining, axis: Axis) -> tuple[str, ...]:
+    """Return the axes of the batch inside a pipeline: outside, the batch may be sharded over the stages, too."""
+    return tuple(each for each in step.batch_axes if each not in axis_tuple(axis))
 
 
 def _check_state(layer: Layer) -> None:
