@@ -10,8 +10,7 @@ from keras_dist._support.arguments import is_number
 from keras_dist.callbacks.callback import Callback, Logs
 from keras_dist.errors import MissingExtraError, shorten
 from keras_dist.training.throughput import Timing
-from keras_dist.visualization import plot_history
-from keras_dist.visualization.history import TextPlot
+from keras_dist.visualization import plot_curves, plot_history
 
 
 class History(Callback):
@@ -70,7 +69,7 @@ class History(Callback):
             path: file to save the plot to, or None.
 
         Returns:
-            The `matplotlib.figure.Figure`. Without matplotlib and a `path`, the plot as text, which a notebook shows.
+            The `matplotlib.figure.Figure`; without matplotlib and a `path`, the picture of `plot_curves`.
 
         Raises:
             ModelError: the history is empty.
@@ -81,7 +80,7 @@ class History(Callback):
         except MissingExtraError:
             if path is not None:
                 raise
-            return TextPlot(self.history)
+            return plot_curves(self)
 
 
 def _by_epoch(values: list[Any], count: int) -> list[str]:

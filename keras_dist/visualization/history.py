@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist._support.extras import import_extra
-from keras_dist._support.text_tables import Table, render
+from keras_dist._support.text_tables import Table
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import ModelError, with_type
 from keras_dist.saving.drafts import writing_to
@@ -77,16 +77,11 @@ def _png(figure: Any) -> bytes:
     return content.getvalue()
 
 
-class TextPlot:
-    """Loss and metrics over the epochs as text: first value, a bar for each epoch, last value."""
-
-    def __init__(self, values: Mapping[str, Sequence[Any]]) -> None:
-        self._values = {name: np.asarray(each, float) for name, each in values.items() if np.ndim(each) == 1}
-
-    def __repr__(self) -> str:
-        headers = ("", "first", "epochs", "last")
-        lines = [(name, f"{each[0]:.5g}", _bars(each), f"{each[-1]:.5g}") for name, each in self._values.items()]
-        return render(Table("", headers, ("first", "last"), rows=[*lines]))
+def text_plot(values: Mapping[str, np.ndarray]) -> Table:
+    """Return values over the epochs as text: first value, a bar for each epoch, last value."""
+    headers = ("", "first", "epochs", "last")
+    lines = [(name, f"{each[0]:.5g}", _bars(each), f"{each[-1]:.5g}") for name, each in values.items()]
+    return Table("", headers, ("first", "last"), rows=[*lines])
 
 
 def _bars(values: np.ndarray) -> str:

@@ -59,13 +59,13 @@ def test_without_matplotlib(monkeypatch):
     assert isinstance(error.value, ImportError)
 
 
-def test_a_history_without_matplotlib_is_text(monkeypatch, tmp_path):
+def test_a_history_without_matplotlib_is_a_picture_of_curves(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     history = History()
     for epoch, loss in enumerate([2.0, 1.0, 1.5, 0.25]):
         history.on_epoch_end(epoch, {"loss": loss, "per_class": np.ones(3)})
     lines = [[cell.strip() for cell in line.split("│")] for line in repr(history.plot()).splitlines()]
-    assert lines[0] == ["", "first", "epochs", "last"]
-    assert lines[2:] == [["loss", "2", "█▄▆▁", "0.25"]]
+    assert lines[0] == ["", "first", "epochs", "last"] and "<polyline" in history.plot()._repr_html_()
+    assert lines[2:] == [["loss", "2", "█▄▆▁", "0.25"], ["per_class", "1", "▁▁▁▁", "1"]]
     with pytest.raises(MissingExtraError, match="needs the package matplotlib"):
         history.plot(tmp_path / "plot.png")
