@@ -21,13 +21,17 @@ include_patterns = [
     "notebooks/*.ipynb",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "keras_dist/KERAS.md",
     "benchmarks/README.md",
 ]
 exclude_patterns = [".*", "tests", "examples", "deploy", "build", "dist", "docs/generate"]
 nitpicky = True
 nitpick_ignore_regex = [(r"py:(class|exc|meth|attr|func|data)", r".*")]  # types in signatures, of JAX for example
-suppress_warnings = ["ref.python"]  # a type in a signature that several classes have as an attribute
+suppress_warnings = [
+    "ref.python",
+    "toc.empty_glob",
+]  # the first: a type in a signature that several classes have as an attribute
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
