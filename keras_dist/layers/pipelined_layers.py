@@ -222,7 +222,7 @@ def _drawn(streams: PyTree) -> PyTree:
 
 
 def _shifted(value: jax.Array) -> jax.Array:
-    """Pass the arrays of stages on to the next ones, those of the last to the first.
+    """Pass the arrays of stages on to the next stages, and from the last to the first.
 
     The transpose is one shift back. JAX would split and pad instead, which are two permutes (jax 0.10 and 0.12).
     """

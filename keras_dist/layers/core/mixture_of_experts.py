@@ -159,7 +159,7 @@ class MixtureOfExperts(Layer):
         self.router = self.add_weight((features, count), autocast=False, name="router")
         for name in ("gate", "up", "down") if self.gated else ("up", "down"):
             shape = (self.units, features) if name == "down" else (features, self.units)
-            each = each_slice(self.kernel_initializer)
+            each = each_slice(self.kernel_initializer, 1)
             kernel = self._add_kernel(f"experts_{name}", (count, *shape), each, self.kernel_layout)
             kernel.set_metadata(expert_dim=kernel.ndim - 3)
             setattr(self, f"experts_{name}", kernel)

@@ -15,7 +15,7 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def read_layer_types(document: Document, slides: Callable[[int], bool]) -> tuple[int, ...] | None:
-    """Return the layers with a window: those of `layer_types`, or else those that `slides` chooses."""
+    """Return the layers with a window, by `layer_types`, or else by `slides`."""
     kinds, number = document.get("layer_types"), document.get("num_hidden_layers")
     if not isinstance(number, int):
         return None
