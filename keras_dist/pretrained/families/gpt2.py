@@ -42,9 +42,9 @@ class GPT2(DecoderFamily):
     fixed: ClassVar = {**WITH_BIASES, "learned_positions": True}
     only: ClassVar = {
         "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "reorder_and_upcast_attn": (False,),
-        "add_cross_attention": (False,),
+        **dict.fromkeys(
+            ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"), (False,)
+        ),
     }
     harmless: ClassVar = ("n_ctx", "attn_pdrop")
     handled: ClassVar = ()
@@ -72,15 +72,10 @@ class GPT2(DecoderFamily):
     prefix = "transformer."
 
     def options(self, document: Document) -> dict[str, Any]:
-        size, heads = document.get("n_embd"), document.get("n_head")
-        head_dim = size_of_heads(document, "n_embd", "n_head")
-        numbers = {"attention.num_kv_heads": heads, "attention.head_dim": head_dim}
-        if document["n_inner"] is None and isinstance(size, int):
-            numbers["feed_forward.size"] = 4 * size
-        return numbers
-
-    def positions(self, document: Document) -> dict[str, Any]:
-        return {}
+        head_dim, size = size_of_heads(document, "n_embd", "n_head"), document.get("n_embd")
+        numbers = {"attention.num_kv_heads": document.get("n_head"), "attention.head_dim": head_dim}
+        has_default = document["n_inner"] is None and isinstance(size, int)
+        return {**numbers, **({"feed_forward.size": 4 * document["n_embd"]} if has_default else {})}
 
     def entries(self, config: DecoderConfig) -> dict[str, Any]:
         return {}
