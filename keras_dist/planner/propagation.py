@@ -18,7 +18,7 @@ from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.planner.exactness import Estimate, counted, doubt, estimate_at, jax_operation
-from keras_dist.planner.halos import Halo, halo_of
+from keras_dist.planner.halos import Halo, halo_of, products_of
 from keras_dist.planner.peak_memory import peak_nbytes
 from keras_dist.planner.sharded_module import (
     ShardedModule,
@@ -85,7 +85,8 @@ class Propagated:
 
     Attributes:
         collectives: the collectives, in program order.
-        flops: FLOPs of matrix multiplications and convolutions, two for each product.
+        flops: FLOPs of matrix multiplications and convolutions, two for each product; products with padding, and with
+            zeros that strides and transposed convolutions insert, do not count.
         dtype: element type of most of these FLOPs; empty without any.
         accessed_nbytes: bytes of arguments and results of the step, and of operands and results of matrix
             multiplications and convolutions: an estimate that takes all other operations as fused.
@@ -335,10 +336,7 @@ class _Program:
             lhs = self._module.local_shape(operation.operands[0])
             inner = math.prod(lhs[int(dim)] for dim in contracted[1].split(",")) if contracted else 1
             return 2 * math.prod(result) * inner
-        kernel = self._module.local_shape(operation.operands[1])
-        outputs = re.search(r"x\[([^\]]*)\]->", str(operation.attributes["dimension_numbers"]))
-        of_kernel = [part.strip() for part in outputs[1].split(",")] if outputs else []
-        return 2 * math.prod(result) * math.prod(kernel) // kernel[of_kernel.index("o")]
+        return 2 * products_of(operation, self._module)
 
 
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "i8": "int8"}
