@@ -12,6 +12,7 @@ from keras_dist.planner import propagate
 
 ROWS, INPUTS, OUTPUTS = 8, 4, 6
 NAMES = ("NWC", "WIO", "NWC")
+WHOLE = P()
 
 
 def products(size, kernel, ends, stride=1, dilation=1, before=0):
@@ -21,7 +22,7 @@ def products(size, kernel, ends, stride=1, dilation=1, before=0):
     )
 
 
-def step_flops(function, x, kernel, layout=P(), axis_size=1, weight_layout=P()):
+def step_flops(function, x, kernel, layout=WHOLE, axis_size=1, weight_layout=WHOLE):
     """FLOPs of the convolution, and with the gradients of both arguments."""
     mesh = AbstractMesh((axis_size,), ("data",), axis_types=(AxisType.Auto,))
     x = jax.ShapeDtypeStruct(x, jnp.float32, sharding=NamedSharding(mesh, layout))
