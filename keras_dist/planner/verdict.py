@@ -107,7 +107,15 @@ class Verdict:
         }
 
 
-def judge(program: StepProgram, step: Propagated, target: Target, *, compiles: bool, timeout_seconds: float) -> Verdict:
+def judge(
+    program: StepProgram,
+    step: Propagated,
+    target: Target,
+    *,
+    compiles: bool,
+    timeout_seconds: float,
+    flash_attention: bool = False,
+) -> Verdict:
     """Return the verdict on a step that was traced for the platform of the target, on a mesh with as many devices."""
     mesh = program.state.mesh
     options: dict[str, Any] = {
@@ -116,7 +124,8 @@ def judge(program: StepProgram, step: Propagated, target: Target, *, compiles: b
     }
 
     def line(flops: float, figures: Propagated | CompiledFigures) -> Roofline:
-        moved = {"accessed_nbytes": figures.accessed_nbytes, "collectives": figures.collectives}
+        accessed = step.accessed_nbytes - step.scores_nbytes if flash_attention else figures.accessed_nbytes
+        moved = {"accessed_nbytes": accessed, "collectives": figures.collectives}
         return roofline(target, mesh.axis_sizes, flops=flops, **moved, **options)
 
     rooflines: dict[Tier, Roofline] = {"propagated": line(step.flops, step)}
