@@ -99,7 +99,7 @@ def planned(name, layout="fully sharded", flash_attention=True):
 
 
 def bound(name, **options):
-    """The largest part of the peak that the roofline allows, with FLOPs as MaxText counts them: 6 a weight and token."""
+    """The largest part of the peak that the roofline allows, with 6 FLOPs a weight and token, as MaxText counts."""
     point = POINTS[name]
     weights = point.depth * point.width * (2 * point.width + 2 * point.kv_heads * HEAD + 3 * point.hidden)
     weights += point.vocabulary * point.width
