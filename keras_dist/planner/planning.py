@@ -102,7 +102,7 @@ def plan(
         options: dict[str, Any] = {"compiles": compiles, "timeout_seconds": timeout_seconds}
         verdict = judge(program, step, machine, flash_attention=flash_attention, **options)
     flash = ("flash attention: scores are not stored, and their traffic does not count",) * flash_attention
-    notes = (*program.assumed, *flash), verdict, program.kernels
+    notes = (*program.assumed, *flash), verdict, program.kernels, program.pipelines
     return PlanReport(program.state, program.batch, step, activations(program), problems, *notes)
 
 

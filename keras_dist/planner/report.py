@@ -10,6 +10,7 @@ from typing import Any
 
 from keras_dist._support.text_tables import Table, render
 from keras_dist.distribution.lint import Problem
+from keras_dist.distribution.pipelining import Pipeline
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import layout_table, render_bytes
 from keras_dist.planner import html
@@ -35,6 +36,7 @@ class PlanReport:
         assumed: assumptions about the step, such as a default optimizer.
         verdict: whether the step fits on the target, and its least time there; None without a target.
         kernels: *exact*: the implementations that layers chose for the platform, such as attention by cuDNN.
+        pipelines: *exact*: the schedules of stacks of layers, with stages, micro-batches and bubble.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -54,6 +56,7 @@ class PlanReport:
     assumed: tuple[str, ...] = ()
     verdict: Verdict | None = None
     kernels: tuple[str, ...] = ()
+    pipelines: tuple[Pipeline, ...] = ()
 
     @property
     def nbytes_by_role(self) -> dict[str, int]:
@@ -94,6 +97,7 @@ class PlanReport:
             },
             "assumed": list(self.assumed),
             "kernels": list(self.kernels),
+            "pipelines": [dataclasses.asdict(each) | {"bubble": each.bubble} for each in self.pipelines],
             "verdict": None if self.verdict is None else self.verdict.to_dict(),
             "propagated": {
                 **dataclasses.asdict(self.step),
@@ -177,6 +181,7 @@ class PlanReport:
         if more := len(step.estimates) - _MOST_ESTIMATES:
             notes += [f"estimate: {more} more operations"] * (more > 0)
         notes += [f"kernel: {text}" for text in self.kernels]
+        notes += [f"pipeline: {each}" for each in self.pipelines]
         notes += [f"assumed: {text}" for text in self.assumed]
         return render(layouts, sizes, moved, *compared, *notes)
 
