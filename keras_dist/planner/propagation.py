@@ -18,7 +18,7 @@ from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.planner.exactness import Estimate, counted, doubt, estimate_at, jax_operation
-from keras_dist.planner.halos import Halo, halo_of
+from keras_dist.planner.halos import Halo, halo_of, products_of
 from keras_dist.planner.peak_memory import peak_nbytes
 from keras_dist.planner.sharded_module import (
     ShardedModule,
@@ -85,12 +85,15 @@ class Propagated:
 
     Attributes:
         collectives: the collectives, in program order.
-        flops: FLOPs of matrix multiplications and convolutions, two for each product.
+        flops: FLOPs of matrix multiplications and convolutions, two for each product; products with padding, and with
+            zeros that strides and transposed convolutions insert, do not count.
         dtype: element type of most of these FLOPs; empty without any.
         accessed_nbytes: bytes of arguments and results of the step, and of operands and results of matrix
             multiplications and convolutions: an estimate that takes all other operations as fused.
         activation_nbytes: estimate of the peak bytes of intermediate results; see `planner.peak_memory`.
         estimates: operations whose collectives in XLA's program may differ; empty if all collectives are known.
+        scores_nbytes: the part of `accessed_nbytes` that is scores of attention, (..., queries, keys), which kernels of
+            flash attention do not store.
     """
 
     collectives: tuple[Collective, ...]
@@ -99,6 +102,7 @@ class Propagated:
     accessed_nbytes: int
     activation_nbytes: int
     estimates: tuple[Estimate, ...] = ()
+    scores_nbytes: int = 0
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
         """Return the bytes of a step by kind and axes of the mesh."""
@@ -162,7 +166,7 @@ def propagate_module(operation: Any) -> Propagated:
     accessed = costs.accessed + program.nbytes_of_interface
     flops = sum(costs.flops_by_dtype.values())
     doubts = counted(costs.estimates)
-    return Propagated(tuple(costs.collectives), flops, dtype, accessed, peak_nbytes(module), doubts)
+    return Propagated(tuple(costs.collectives), flops, dtype, accessed, peak_nbytes(module), doubts, costs.scores)
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
@@ -205,12 +209,14 @@ class _Costs:
     collectives: list[Collective] = dataclasses.field(default_factory=list)
     flops_by_dtype: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     accessed: int = 0
+    scores: int = 0
     estimates: list[Estimate] = dataclasses.field(default_factory=list)
     reduced: dict[Any, int] = dataclasses.field(default_factory=dict)
     """Results of all-reduces and sums of such, with the index of the first all-reduce."""
 
     def add(self, other: _Costs, turns: int, layer: str = "") -> None:
         self.accessed += other.accessed * max(turns, 1)
+        self.scores += other.scores * max(turns, 1)
         self.estimates += (dataclasses.replace(each, layer=each.layer or layer) for each in other.estimates)
         for dtype, flops in other.flops_by_dtype.items():
             self.flops_by_dtype[dtype] += flops * max(turns, 1)
@@ -223,6 +229,13 @@ class _Program:
     def __init__(self, module: ShardedModule, chosen: list[Estimate]) -> None:
         self._module = module
         self._chosen = chosen
+        self._scores = {
+            _alike(operation.results[0])
+            for function in module.functions.values()
+            for operation in operations_in(function)
+            if operation.name == "stablehlo.exponential"
+        }
+        """Shapes of softmax, by the sizes of their dims."""
         self._known: dict[str, _Costs] = {}
 
     @property
@@ -257,13 +270,23 @@ class _Program:
         elif operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
             dtype = str(operation.operands[0].type.element_type)
             costs.flops_by_dtype[_DTYPES.get(dtype, dtype)] += self._flops(operation)
-            costs.accessed += sum(map(self._module.nbytes, (*operation.operands, *operation.results)))
+            self._add_traffic(operation, costs)
+        elif operation.name == "stablehlo.custom_call" and text_of(operation.attributes["call_target_name"]).startswith(
+            _KERNELS
+        ):
+            self._add_traffic(operation, costs)
         elif operation.name == "func.call":
             costs.add(self.costs_of(text_of(operation.attributes["callee"])), 1, layer_in(name_of(operation)))
         elif operation.name not in _REDUCTIONS:
             turns = _turns(operation) if operation.name == "stablehlo.while" else 1
             for block in (block for region in operation.regions for block in region.blocks):
                 costs.add(self._costs(block), turns, layer_in(name_of(operation)))
+
+    def _add_traffic(self, operation: Any, costs: _Costs) -> None:
+        values = (*operation.operands, *operation.results)
+        costs.accessed += sum(map(self._module.nbytes, values))
+        if _BATCHED.search(str(operation.attributes.get("dot_dimension_numbers", ""))):
+            costs.scores += sum(self._module.nbytes(value) for value in values if _alike(value) in self._scores)
 
     def _add_inner(self, operation: Any, costs: _Costs) -> None:
         """Add the exchanges inside of an operation that computes across shards."""
@@ -335,13 +358,12 @@ class _Program:
             lhs = self._module.local_shape(operation.operands[0])
             inner = math.prod(lhs[int(dim)] for dim in contracted[1].split(",")) if contracted else 1
             return 2 * math.prod(result) * inner
-        kernel = self._module.local_shape(operation.operands[1])
-        outputs = re.search(r"x\[([^\]]*)\]->", str(operation.attributes["dimension_numbers"]))
-        of_kernel = [part.strip() for part in outputs[1].split(",")] if outputs else []
-        return 2 * math.prod(result) * math.prod(kernel) // kernel[of_kernel.index("o")]
+        return 2 * products_of(operation, self._module)
 
 
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "i8": "int8"}
+_KERNELS = ("tpu_custom_call", "__cudnn$fmha")
+_BATCHED = re.compile(r"lhs_batching_dimensions = \[\d")
 _NEEDS_ITS_LAYOUT = ("func.return", "stablehlo.return", "stablehlo.concatenate")
 """Users of reshards for which XLA was found to exchange as Shardy does."""
 _REDUCE_BY_DIMS = ("stablehlo.dot_general", "stablehlo.convolution", "stablehlo.reduce", "stablehlo.scatter")
@@ -355,6 +377,11 @@ _REDUCTIONS = (
     "stablehlo.sort",
 )
 """Operations whose regions combine two scalars."""
+
+
+def _alike(value: Any) -> tuple[int, ...]:
+    """Return the sizes of the dims of an array, in no order."""
+    return tuple(sorted(value.type.shape)) if hasattr(value.type, "shape") else ()
 
 
 def _turns(loop: Any) -> int:
