@@ -16,6 +16,7 @@ import jax
 
 from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
+from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.planner.peak_memory import peak_nbytes
 from keras_dist.planner.sharded_module import (
     ShardedModule,
@@ -77,6 +78,21 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
+class Repeated:
+    """Matrix multiplications and convolutions of a submodule that devices repeat.
+
+    Attributes:
+        layer: path of the submodule; empty if not known.
+        axes: axes of the mesh along which all devices compute the same.
+        flops: FLOPs of one device in a step.
+    """
+
+    layer: str
+    axes: tuple[str, ...]
+    flops: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Propagated:
     """Figures of a step before compilation, of one device.
 
@@ -87,6 +103,9 @@ class Propagated:
         accessed_nbytes: bytes of arguments and results of the step, and of operands and results of matrix
             multiplications and convolutions: an estimate that takes all other operations as fused.
         activation_nbytes: estimate of the peak bytes of intermediate results; see `planner.peak_memory`.
+        repeated: matrix multiplications and convolutions that devices repeat, in program order.
+        sliced: for the position of an argument that is whole along axes of the mesh the axes, although a device uses
+            only its slice.
     """
 
     collectives: tuple[Collective, ...]
@@ -94,6 +113,8 @@ class Propagated:
     dtype: str
     accessed_nbytes: int
     activation_nbytes: int
+    repeated: tuple[Repeated, ...] = ()
+    sliced: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
         """Return the bytes of a step by kind and axes of the mesh."""
@@ -150,7 +171,9 @@ def propagate_module(operation: Any) -> Propagated:
     dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
     accessed = costs.accessed + program.nbytes_of_interface
     flops = sum(costs.flops_by_dtype.values())
-    return Propagated(tuple(costs.collectives), flops, dtype, accessed, peak_nbytes(module))
+    repeated = tuple(Repeated(*key, flops) for key, flops in costs.repeated.items())
+    sliced = tuple({key: None for key in costs.sliced})
+    return Propagated(tuple(costs.collectives), flops, dtype, accessed, peak_nbytes(module), repeated, sliced)
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
@@ -184,6 +207,8 @@ class _Costs:
     collectives: list[Collective] = dataclasses.field(default_factory=list)
     flops_by_dtype: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     accessed: int = 0
+    repeated: collections.Counter[tuple[str, tuple[str, ...]]] = dataclasses.field(default_factory=collections.Counter)
+    sliced: list[tuple[int, tuple[str, ...]]] = dataclasses.field(default_factory=list)
     reduced: dict[Any, int] = dataclasses.field(default_factory=dict)
     """Results of all-reduces and sums of such, with the index of the first all-reduce."""
 
@@ -191,6 +216,9 @@ class _Costs:
         self.accessed += other.accessed * max(turns, 1)
         for dtype, flops in other.flops_by_dtype.items():
             self.flops_by_dtype[dtype] += flops * max(turns, 1)
+        for (where, axes), flops in other.repeated.items():
+            self.repeated[where or layer, axes] += flops * max(turns, 1)
+        self.sliced += other.sliced
         for each in other.collectives:
             named = {"layer": each.layer or layer, "needed_by": each.needed_by or ("" if each.is_asked else layer)}
             self.collectives.append(dataclasses.replace(each, turns=each.turns * turns, **named))
@@ -200,6 +228,7 @@ class _Program:
     def __init__(self, module: ShardedModule) -> None:
         self._module = module
         self._known: dict[str, _Costs] = {}
+        self._divided: frozenset[str] = frozenset()  # axes over which the enclosing `jax.shard_map` divides work
 
     @property
     def nbytes_of_interface(self) -> int:
@@ -234,13 +263,28 @@ class _Program:
         elif operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
             dtype = str(operation.operands[0].type.element_type)
             costs.flops_by_dtype[_DTYPES.get(dtype, dtype)] += self._flops(operation)
+            if axes := self._repeating(operation):
+                costs.repeated[layer_in(name_of(operation)), axes] += self._flops(operation)
             costs.accessed += sum(map(self._module.nbytes, (*operation.operands, *operation.results)))
+        elif name == "all_slice":
+            argument = self._module.argument_of(operation.operands[0])
+            costs.sliced += [] if argument is None else [(argument, self._axes_of(operation))]
         elif operation.name == "func.call":
             costs.add(self.costs_of(text_of(operation.attributes["callee"])), 1, layer_in(name_of(operation)))
         elif operation.name not in _REDUCTIONS:
-            turns = _turns(operation) if operation.name == "stablehlo.while" else 1
+            turns, around = _turns(operation) if operation.name == "stablehlo.while" else 1, self._divided
+            if name == "manual_computation":
+                shardings = f"{operation.attributes['in_shardings']} {operation.attributes['out_shardings']}"
+                self._divided |= set(re.findall(r'"([^"]*)"', shardings))
             for block in (block for region in operation.regions for block in region.blocks):
                 costs.add(self._costs(block), turns, layer_in(name_of(operation)))
+            self._divided = around
+
+    def _repeating(self, operation: Any) -> tuple[str, ...]:
+        """Return the axes of the mesh along which devices compute the same."""
+        layouts = [self._module.axes(value) for value in (*operation.operands, *operation.results)]
+        used = {name for axes in layouts for axis in axes for name in axis_tuple(axis)} | self._divided
+        return tuple(axis for axis, size in self._module.sizes.items() if size > 1 and axis not in used)
 
     def _join(self, addition: Any, costs: _Costs) -> None:
         """Mark the second of two all-reduces whose results are only added: XLA reduces their sum instead."""
