@@ -80,6 +80,21 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
+class Repeated:
+    """Matrix multiplications and convolutions of a submodule that devices repeat.
+
+    Attributes:
+        layer: path of the submodule; empty if not known.
+        axes: axes of the mesh along which all devices compute the same.
+        flops: FLOPs of one device in a step.
+    """
+
+    layer: str
+    axes: tuple[str, ...]
+    flops: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Propagated:
     """Figures of a step before compilation, of one device.
 
@@ -94,6 +109,9 @@ class Propagated:
         estimates: operations whose collectives in XLA's program may differ; empty if all collectives are known.
         scores_nbytes: the part of `accessed_nbytes` that is scores of attention, (..., queries, keys), which kernels of
             flash attention do not store.
+        repeated: matrix multiplications and convolutions that devices repeat, in program order.
+        sliced: for the position of an argument that is whole along axes of the mesh the axes, although a device uses
+            only its slice.
     """
 
     collectives: tuple[Collective, ...]
@@ -103,6 +121,8 @@ class Propagated:
     activation_nbytes: int
     estimates: tuple[Estimate, ...] = ()
     scores_nbytes: int = 0
+    repeated: tuple[Repeated, ...] = ()
+    sliced: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
         """Return the bytes of a step by kind and axes of the mesh."""
@@ -165,8 +185,11 @@ def propagate_module(operation: Any) -> Propagated:
     dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
     accessed = costs.accessed + program.nbytes_of_interface
     flops = sum(costs.flops_by_dtype.values())
+    repeated = tuple(Repeated(*key, flops) for key, flops in costs.repeated.items())
+    sliced = tuple({key: None for key in costs.sliced})
     doubts = counted(costs.estimates)
-    return Propagated(tuple(costs.collectives), flops, dtype, accessed, peak_nbytes(module), doubts, costs.scores)
+    figures = flops, dtype, accessed, peak_nbytes(module)
+    return Propagated(tuple(costs.collectives), *figures, doubts, costs.scores, repeated, sliced)
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
@@ -210,6 +233,8 @@ class _Costs:
     flops_by_dtype: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     accessed: int = 0
     scores: int = 0
+    repeated: collections.Counter[tuple[str, tuple[str, ...]]] = dataclasses.field(default_factory=collections.Counter)
+    sliced: list[tuple[int, tuple[str, ...]]] = dataclasses.field(default_factory=list)
     estimates: list[Estimate] = dataclasses.field(default_factory=list)
     reduced: dict[Any, int] = dataclasses.field(default_factory=dict)
     """Results of all-reduces and sums of such, with the index of the first all-reduce."""
@@ -220,6 +245,9 @@ class _Costs:
         self.estimates += (dataclasses.replace(each, layer=each.layer or layer) for each in other.estimates)
         for dtype, flops in other.flops_by_dtype.items():
             self.flops_by_dtype[dtype] += flops * max(turns, 1)
+        for (where, axes), flops in other.repeated.items():
+            self.repeated[where or layer, axes] += flops * max(turns, 1)
+        self.sliced += other.sliced
         for each in other.collectives:
             named = {"layer": each.layer or layer, "needed_by": each.needed_by or ("" if each.is_asked else layer)}
             self.collectives.append(dataclasses.replace(each, turns=each.turns * turns, **named))
@@ -237,6 +265,7 @@ class _Program:
         }
         """Shapes of softmax, by the sizes of their dims."""
         self._known: dict[str, _Costs] = {}
+        self._divided: frozenset[str] = frozenset()  # axes over which the enclosing `jax.shard_map` divides work
 
     @property
     def nbytes_of_interface(self) -> int:
@@ -271,16 +300,31 @@ class _Program:
             dtype = str(operation.operands[0].type.element_type)
             costs.flops_by_dtype[_DTYPES.get(dtype, dtype)] += self._flops(operation)
             self._add_traffic(operation, costs)
+            if axes := self._repeating(operation):
+                costs.repeated[layer_in(name_of(operation)), axes] += self._flops(operation)
         elif operation.name == "stablehlo.custom_call" and text_of(operation.attributes["call_target_name"]).startswith(
             _KERNELS
         ):
             self._add_traffic(operation, costs)
+        elif name == "all_slice":
+            argument = self._module.argument_of(operation.operands[0])
+            costs.sliced += [] if argument is None else [(argument, self._axes_of(operation))]
         elif operation.name == "func.call":
             costs.add(self.costs_of(text_of(operation.attributes["callee"])), 1, layer_in(name_of(operation)))
         elif operation.name not in _REDUCTIONS:
-            turns = _turns(operation) if operation.name == "stablehlo.while" else 1
+            turns, around = _turns(operation) if operation.name == "stablehlo.while" else 1, self._divided
+            if name == "manual_computation":
+                shardings = f"{operation.attributes['in_shardings']} {operation.attributes['out_shardings']}"
+                self._divided |= set(re.findall(r'"([^"]*)"', shardings))
             for block in (block for region in operation.regions for block in region.blocks):
                 costs.add(self._costs(block), turns, layer_in(name_of(operation)))
+            self._divided = around
+
+    def _repeating(self, operation: Any) -> tuple[str, ...]:
+        """Return the axes of the mesh along which devices compute the same."""
+        layouts = [self._module.axes(value) for value in (*operation.operands, *operation.results)]
+        used = {name for axes in layouts for axis in axes for name in axis_tuple(axis)} | self._divided
+        return tuple(axis for axis, size in self._module.sizes.items() if size > 1 and axis not in used)
 
     def _add_traffic(self, operation: Any, costs: _Costs) -> None:
         values = (*operation.operands, *operation.results)
