@@ -128,11 +128,12 @@ def dot_product_attention(
 
     Example:
         >>> import jax, keras_dist as kd
-        >>> inputs = kd.Input((16, 4, 8))
-        >>> model = kd.Model(inputs, kd.ops.dot_product_attention(inputs, inputs, inputs, is_causal=True))
         >>> rules = kd.LayoutMap(kd.DeviceMesh("data=2,sequence=4"))
-        >>> ring = kd.ModelParallel(rules, "data", sequence_axis="sequence")
-        >>> kd.plan(model, jax.ShapeDtypeStruct((8, 16, 4, 8), "float32"), ring).kernels
+        >>> with kd.ModelParallel(rules, "data", sequence_axis="sequence").scope():
+        ...     x = kd.Input((16, 32))
+        ...     q, k, v = (kd.layers.EinsumDense("btf,fhd->bthd", (None, 4, 8))(x) for _ in range(3))
+        ...     model = kd.Model(x, kd.ops.dot_product_attention(q, k, v, is_causal=True))
+        >>> kd.plan(model, jax.ShapeDtypeStruct((8, 16, 32), "float32")).kernels
         ('attention in a ring over sequence',)
     """
     arrays = [as_array(array) for array in (query, key, value)]

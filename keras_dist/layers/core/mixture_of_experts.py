@@ -109,8 +109,8 @@ class MixtureOfExperts(Layer):
         >>> with kd.presets.experts(mesh).scope():
         ...     model = kd.Sequential([kd.Input((16, 8)), layers.MixtureOfExperts(4, 32, capacity_factor=1.25)])
         >>> plan = kd.plan(model, jax.ShapeDtypeStruct((8, 16, 8), "float32"))
-        >>> sorted({kind for kind, axes in plan.traffic if axes == ("expert",)})
-        ['all_to_all']
+        >>> plan.step.nbytes_by_axes()["all_to_all", ("expert",)]
+        3840
 
     Source: Lepikhin et al. 2020, arXiv:2006.16668 (GShard); Fedus et al. 2021, arXiv:2101.03961; Zoph et al. 2022,
     arXiv:2202.08906.
