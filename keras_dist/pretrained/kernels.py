@@ -25,7 +25,6 @@ from keras_dist.distribution.tracing import may_use_kernels, note_kernel, traced
 from keras_dist.errors import ModelError
 from keras_dist.ops.ring_attention import RingOptions, ring_for
 from keras_dist.pretrained.attending import Scores, Span, attend, visible
-from keras_dist.variables import call_context
 from keras_dist.variables.variable import Variable
 
 Arrays = tuple[jax.Array, jax.Array, jax.Array]
@@ -45,7 +44,7 @@ def attend_by(implementation: str, weight: Variable, arrays: Arrays, options: Sc
     distribution = traced_distribution()
     platform = None if distribution is None else distribution.device_mesh.platform
     name = _OF_PLATFORM.get(platform or jax.default_backend(), "xla") if implementation == "auto" else implementation
-    if call_context.is_of_shapes() or not may_use_kernels():
+    if not may_use_kernels():
         return attend(*arrays, options)
     ring = ring_for(implementation, *arrays[:2], [*_problems_of_ring(options)])
     if ring is not None:

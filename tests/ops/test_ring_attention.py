@@ -79,6 +79,15 @@ def test_reasons_against_a_ring_are_noted_or_raised():
     assert attended(in_ring(), (QUERY, KEY, VALUE), implementation="xla")[1] == []
 
 
+def test_sequences_of_unknown_length():
+    with in_ring().scope():
+        inputs = kd.Input((None, HEADS * SIZE))
+        heads = kd.ops.reshape(inputs, (-1, LENGTH, HEADS, SIZE))
+        model = kd.Model(inputs, kd.ops.dot_product_attention(heads, heads, heads, implementation="ring"))
+    found = model.predict(QUERY.reshape(ROWS, LENGTH, -1), verbose=0)
+    np.testing.assert_allclose(found, attended(None, (QUERY,) * 3)[0][0], atol=2e-6)
+
+
 TOKENS, TARGETS = (RNG.integers(0, 12, (8, LENGTH)).astype("int32") for _ in range(2))
 
 
