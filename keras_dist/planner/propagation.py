@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import jax
+import numpy as np
 
 from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
@@ -142,7 +143,7 @@ def propagate(lowered: jax.stages.Lowered) -> Propagated:
 
     Both branches of a `jax.lax.cond` count. Exchanges within slices, padding and convolutions of a sharded dim count
     where the rule of XLA is known. `estimates` lists operations whose collectives may differ in XLA's program, such as
-    those that need another layout than their operands have; collectives of `jax.shard_map` are not included.
+    those that need another layout than their operands have.
 
     Args:
         lowered: a program, lowered for arguments with shardings on a mesh of devices or an abstract mesh.
@@ -288,7 +289,7 @@ class _Program:
 
     def _add(self, operation: Any, costs: _Costs) -> None:
         """Add the costs of an operation."""
-        name = operation.name.removeprefix("sdy.")
+        name = operation.name.rpartition(".")[2]  # of Shardy, or in a `shard_map` of StableHLO
         self._add_inner(operation, costs)
         if name in get_args(Kind):
             self._add_collective(name, operation, costs)  # pyright: ignore[reportArgumentType]
@@ -389,10 +390,19 @@ class _Program:
         if operation.name == "sdy.collective_permute":
             before, after = (self._module.sharding(value) for value in (operation.operands[0], operation.results[0]))
             text = f"{before} {after}"
+        elif operation.name.startswith("stablehlo."):
+            return self._axes_within(operation)
         else:
             text = " ".join(str(operation.attributes[name]) for name in _AXES if name in operation.attributes)
         named = set(re.findall(r'"([^"]*)"', text))
         return tuple(axis for axis in self._module.sizes if axis in named)
+
+    def _axes_within(self, operation: Any) -> tuple[str, ...]:
+        """Return the axes along which the first group of devices differs, in a `shard_map`."""
+        named = (name for name in ("source_target_pairs", "replica_groups") if name in operation.attributes)
+        group = np.asarray(operation.attributes[next(named)])[0]
+        places = np.unravel_index(group, tuple(self._module.sizes.values()))
+        return tuple(axis for axis, place in zip(self._module.sizes, places, strict=True) if len(set(place)) > 1)
 
     def _flops(self, operation: Any) -> int:
         result = self._module.local_shape(operation.results[0])
