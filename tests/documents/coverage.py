@@ -55,7 +55,7 @@ OF_NAMES = {
     "a step of `kd.plan`, whose example is its own": "planner.figures planner.target_of planner.trace_step",
     RETURNED: "checkpoint.Stored data.BatchedDataset export.ExportedProgram planner.DimClasses",
 }
-"""Reasons for having no example, with the names. Dataclasses need none: others make them, and the docstring lists their fields."""
+"""Reasons for having no example, with the names. Dataclasses need none: their docstrings list the fields."""
 
 
 def outcome(each: names.Name, pages: set[str], used: set[str]) -> str:
