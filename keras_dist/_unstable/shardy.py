@@ -27,10 +27,25 @@ _TIMEOUT_S = 120
 
 
 def copy_of(lowered: jax.stages.Lowered) -> Any:
-    """Return the operation of a copy of a lowered program's module."""
+    """Return the operation of a copy of a lowered program's module, for analysis: it computes other values.
+
+    Shardy has no sharding rules for the elementwise operations of CHLO, such as `erf` and `square`, which XLA lowers
+    before it propagates (jaxlib 0.10.2 and 0.12). In the copy products replace them.
+    """
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context:
-        return module.operation.clone()
+        copy = module.operation.clone()
+        found: list[Any] = []
+        copy.walk(lambda operation: found.append(operation) or ir.WalkResult.ADVANCE)
+        for operation in found:
+            types = {value.type for value in (*operation.operands, *operation.results)}
+            if operation.name.startswith("chlo.") and len(types) == len(operation.results) == 1:
+                operands = [operation.operands[0], operation.operands[-1]]
+                with ir.InsertionPoint(operation):
+                    product = ir.Operation.create("stablehlo.multiply", [*types], operands, loc=operation.location)
+                operation.results[0].replace_all_uses_with(product.results[0])
+                operation.erase()
+    return copy
 
 
 def run_passes(module: Any, passes: str) -> None:
@@ -44,17 +59,16 @@ def with_origins(lowered: jax.stages.Lowered) -> Any:
 
     Where the process of `sharding_origins` crashes, origins are missing.
     """
-    module: Any = lowered.compiler_ir("stablehlo")
+    module = copy_of(lowered)
     written = io.BytesIO()
-    module.operation.write_bytecode(written)
+    module.write_bytecode(written)
     program = [sys.executable, "-P", sharding_origins.__file__]
     with contextlib.suppress(subprocess.SubprocessError, OSError):
         found = subprocess.run(program, input=written.getvalue(), capture_output=True, check=True, timeout=_TIMEOUT_S)
         with module.context:
             return ir.Module.parse(found.stdout).operation
-    copy = copy_of(lowered)
-    run_passes(copy, sharding_origins.PASSES.partition("{")[0])
-    return copy
+    run_passes(module, sharding_origins.PASSES.partition("{")[0])
+    return module
 
 
 def rename(operation: Any, name: str) -> None:

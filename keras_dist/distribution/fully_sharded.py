@@ -83,6 +83,9 @@ class FullySharded(RuleBased):
         axis_names: AxisNames | None = None,
     ) -> None:
         device_mesh = check_mesh(device_mesh, DistributionError)
+        if isinstance(axis, LayoutMap):
+            fix = "FullySharded(device_mesh, layout_map=rules)"
+            raise DistributionError("`axis` must be a mesh axis", given="axis: a LayoutMap", fix=fix)
         first = device_mesh.axis_names[0]
         self.axis = resolve_axes("axis", first if axis is None else axis, device_mesh)
         example = 2**20

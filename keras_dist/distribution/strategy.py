@@ -403,7 +403,7 @@ def override(value: Distribution) -> Generator[None]:
 def resolve_axes(argument: str, value: Any, mesh: DeviceMesh) -> str | tuple[str, ...]:
     """Return the axes of `mesh` that `value` names: one name, or several as a tuple."""
     names = tuple(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else (value,)
-    unknown = [name for name in names if name not in mesh.axis_sizes]
+    unknown = [name for name in names if name not in mesh.axis_names]
     if unknown or not names or len(set(names)) != len(names):
         raise DistributionError(
             f"`{argument}` must be one of {list(mesh.axis_names)}, or a tuple of them"

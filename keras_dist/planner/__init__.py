@@ -4,6 +4,7 @@ from keras_dist.planner.auto import AutoParallel
 from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded, dim_classes
+from keras_dist.planner.exactness import Estimate
 from keras_dist.planner.hardware import Chip
 from keras_dist.planner.logical_rules import LogicalRules
 from keras_dist.planner.plan_snapshots import assert_plan
@@ -26,6 +27,7 @@ __all__ = [
     "CompiledFigures",
     "DimClass",
     "DimClasses",
+    "Estimate",
     "LogicalRules",
     "PlanReport",
     "Propagated",

@@ -218,7 +218,8 @@ def _bars(bars: Sequence[_Bar]) -> str:
 def _collectives(report: PlanReport) -> tuple[str, str, str]:
     *lines, total = report.collective_lines()
     content = html_tables.table(COLLECTIVE_HEADERS, lines, numbers=("turns", "bytes"), totals=[total])
-    return "Collectives of a step", "propagated", content if lines else html_tables.paragraph("Nothing moves.")
+    tier = "estimate" if report.step.estimates else "propagated"
+    return "Collectives of a step", tier, content if lines else html_tables.paragraph("Nothing moves.")
 
 
 def _differences(report: PlanReport) -> tuple[str, str, str]:

@@ -96,7 +96,7 @@ def plan(
     verdict = None
     if machine is not None:
         verdict = judge(program, step, machine, compiles=compiles, timeout_seconds=timeout_seconds)
-    notes = program.assumed, verdict, program.kernels
+    notes = program.assumed, verdict, program.kernels, program.pipelines
     return PlanReport(program.state, program.batch, step, activations(program), problems, *notes)
 
 

@@ -16,6 +16,9 @@ import jax
 
 from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
+from keras_dist.distribution.mesh import axis_tuple
+from keras_dist.planner.exactness import Estimate, counted, doubt, estimate_at, jax_operation
+from keras_dist.planner.halos import Halo, halo_of
 from keras_dist.planner.peak_memory import peak_nbytes
 from keras_dist.planner.sharded_module import (
     ShardedModule,
@@ -87,6 +90,7 @@ class Propagated:
         accessed_nbytes: bytes of arguments and results of the step, and of operands and results of matrix
             multiplications and convolutions: an estimate that takes all other operations as fused.
         activation_nbytes: estimate of the peak bytes of intermediate results; see `planner.peak_memory`.
+        estimates: operations whose collectives in XLA's program may differ; empty if all collectives are known.
     """
 
     collectives: tuple[Collective, ...]
@@ -94,6 +98,7 @@ class Propagated:
     dtype: str
     accessed_nbytes: int
     activation_nbytes: int
+    estimates: tuple[Estimate, ...] = ()
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
         """Return the bytes of a step by kind and axes of the mesh."""
@@ -111,8 +116,9 @@ def nbytes_by_axes(collectives: Iterable[Collective]) -> dict[tuple[Kind, tuple[
 def propagate(lowered: jax.stages.Lowered) -> Propagated:
     """Propagate the layouts of arguments and results through a step.
 
-    Both branches of a `jax.lax.cond` count. Exchanges within an operation are not included, such as the borders of
-    sharded images and shifts along a sharded dim; nor are collectives that a function calls, as in `jax.shard_map`.
+    Both branches of a `jax.lax.cond` count. Exchanges within slices, padding and convolutions of a sharded dim count
+    where the rule of XLA is known. `estimates` lists operations whose collectives may differ in XLA's program, such as
+    those that need another layout than their operands have; collectives of `jax.shard_map` are not included.
 
     Args:
         lowered: a program, lowered for arguments with shardings on a mesh of devices or an abstract mesh.
@@ -140,17 +146,23 @@ def propagate_module(operation: Any) -> Propagated:
     shardy.run_passes(operation, _TO_RESHARDS)
     # the next pass keeps nothing but locations: they note who needs a reshard, and whether a constraint asks for it
     functions = ShardedModule(operation).functions
+    chosen: list[Estimate] = []  # reshards that XLA may choose otherwise
     for inner in operations_in(operation):
         if inner.name == "sdy.reshard":
-            shardy.rename(inner, _SEPARATOR.join((name_of(inner), *_need_of(inner, functions))))
+            user, (need, asked) = _chooser_of(inner), _need_of(inner, functions)
+            if user is not None and not asked:
+                chosen.append(estimate_at(user, "needs other layouts of its operands, and XLA may exchange others"))
+            number = len(chosen) - 1 if user is not None and not asked else ""
+            shardy.rename(inner, _SEPARATOR.join((name_of(inner), need, asked, f"{number}")))
     shardy.run_passes(operation, _TO_COLLECTIVES)
     module = ShardedModule(operation)
-    program = _Program(module)
+    program = _Program(module, chosen)
     costs = program.costs_of("main")
     dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
     accessed = costs.accessed + program.nbytes_of_interface
     flops = sum(costs.flops_by_dtype.values())
-    return Propagated(tuple(costs.collectives), flops, dtype, accessed, peak_nbytes(module))
+    doubts = counted(costs.estimates)
+    return Propagated(tuple(costs.collectives), flops, dtype, accessed, peak_nbytes(module), doubts)
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
@@ -163,6 +175,15 @@ def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
             return name, _ASKED if asking else ""
         users += [use.owner.operation for result in user.results for use in result.uses]
     return name_of(users[0]) if users else "", _ASKED if asking else ""
+
+
+def _chooser_of(reshard: Any) -> Any:
+    """Return the operation for which Shardy chose a reshard, or None where the program itself needs the new layout."""
+    maker = reshard.operands[0].owner
+    if not is_argument(maker) and maker.operation.name == "stablehlo.concatenate":
+        return None
+    users = (use.owner.operation for use in reshard.results[0].uses)
+    return next((user for user in users if user.name not in _NEEDS_ITS_LAYOUT), None)
 
 
 def _place_of(operation: Any, functions: Mapping[str, Any]) -> str:
@@ -184,11 +205,13 @@ class _Costs:
     collectives: list[Collective] = dataclasses.field(default_factory=list)
     flops_by_dtype: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     accessed: int = 0
+    estimates: list[Estimate] = dataclasses.field(default_factory=list)
     reduced: dict[Any, int] = dataclasses.field(default_factory=dict)
     """Results of all-reduces and sums of such, with the index of the first all-reduce."""
 
     def add(self, other: _Costs, turns: int, layer: str = "") -> None:
         self.accessed += other.accessed * max(turns, 1)
+        self.estimates += (dataclasses.replace(each, layer=each.layer or layer) for each in other.estimates)
         for dtype, flops in other.flops_by_dtype.items():
             self.flops_by_dtype[dtype] += flops * max(turns, 1)
         for each in other.collectives:
@@ -197,8 +220,9 @@ class _Costs:
 
 
 class _Program:
-    def __init__(self, module: ShardedModule) -> None:
+    def __init__(self, module: ShardedModule, chosen: list[Estimate]) -> None:
         self._module = module
+        self._chosen = chosen
         self._known: dict[str, _Costs] = {}
 
     @property
@@ -223,10 +247,9 @@ class _Program:
     def _add(self, operation: Any, costs: _Costs) -> None:
         """Add the costs of an operation."""
         name = operation.name.removeprefix("sdy.")
+        self._add_inner(operation, costs)
         if name in get_args(Kind):
-            costs.collectives.append(self._collective(name, operation))  # pyright: ignore[reportArgumentType]
-            if name == "all_reduce":
-                costs.reduced[operation.results[0]] = len(costs.collectives) - 1
+            self._add_collective(name, operation, costs)  # pyright: ignore[reportArgumentType]
         elif operation.name in _ON_ONE_ARRAY and operation.operands[0] in costs.reduced:
             costs.reduced[operation.results[0]] = costs.reduced[operation.operands[0]]
         elif operation.name == "stablehlo.add":
@@ -242,6 +265,39 @@ class _Program:
             for block in (block for region in operation.regions for block in region.blocks):
                 costs.add(self._costs(block), turns, layer_in(name_of(operation)))
 
+    def _add_inner(self, operation: Any, costs: _Costs) -> None:
+        """Add the exchanges inside of an operation that computes across shards."""
+        found = halo_of(operation, self._module) if any(list(each.uses) for each in operation.results) else None
+        if isinstance(found, Halo):
+            name = name_of(operation)
+            layer, made_by = layer_in(name), jax_operation(name)
+            costs.collectives += (
+                Collective("collective_permute", found.axes, nbytes, 1, layer, made_by) for nbytes in found.nbytes
+            )
+        elif reason := found or doubt(operation, self._module):
+            costs.estimates.append(estimate_at(operation, reason))
+
+    def _add_collective(self, kind: Kind, operation: Any, costs: _Costs) -> None:
+        found, number = self._collective(kind, operation)
+        if number:
+            costs.estimates.append(self._chosen[int(number)])
+        for axes in self._reduced_together(operation, found.axes) if kind == "all_reduce" else [found.axes]:
+            costs.collectives.append(dataclasses.replace(found, axes=axes))
+        if kind == "all_reduce":
+            costs.reduced[operation.results[0]] = len(costs.collectives) - 1
+
+    def _reduced_together(self, reduction: Any, axes: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return the axes of each all-reduce: XLA reduces one dim of an operand after the other."""
+        owner = reduction.operands[0].owner
+        if len(axes) == 1 or is_argument(owner) or owner.operation.name not in _REDUCE_BY_DIMS:
+            return [axes]
+        for operand in owner.operation.operands:
+            dims = map(axis_tuple, self._module.axes(operand))
+            found = [tuple(axis for axis in axes if axis in names) for names in dims]
+            if sum(map(len, found)) == len(axes):
+                return [names for names in found if names]
+        return [axes]
+
     def _join(self, addition: Any, costs: _Costs) -> None:
         """Mark the second of two all-reduces whose results are only added: XLA reduces their sum instead."""
         if any(value not in costs.reduced or len(list(value.uses)) > 1 for value in addition.operands):
@@ -251,15 +307,16 @@ class _Program:
             costs.collectives[last] = dataclasses.replace(costs.collectives[last], is_joined=True)
             costs.reduced[addition.results[0]] = first
 
-    def _collective(self, kind: Kind, operation: Any) -> Collective:
+    def _collective(self, kind: Kind, operation: Any) -> tuple[Collective, str]:
+        """Return a collective, and the number of the estimate of its reshard or an empty string."""
         given, made = self._module.nbytes(operation.operands[0]), self._module.nbytes(operation.results[0])
         name, *need = name_of(operation).split(_SEPARATOR)
-        layer, made_by, axes = layer_in(name), name.rpartition("/")[2].rstrip(":"), self._axes_of(operation)
+        layer, made_by, axes = layer_in(name), jax_operation(name), self._axes_of(operation)
         found = Collective(kind, axes, max(given, made), 1, layer, made_by)
-        if len(need) != 2:
-            return found
+        if len(need) != 3:
+            return found, ""
         needed_by, weight = layer_in(need[0]), weight_in(need[0])
-        return dataclasses.replace(found, needed_by=needed_by, is_asked=need[1] == _ASKED, weight=weight)
+        return dataclasses.replace(found, needed_by=needed_by, is_asked=need[1] == _ASKED, weight=weight), need[2]
 
     def _axes_of(self, operation: Any) -> tuple[str, ...]:
         if operation.name == "sdy.collective_permute":
@@ -285,6 +342,9 @@ class _Program:
 
 
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "i8": "int8"}
+_NEEDS_ITS_LAYOUT = ("func.return", "stablehlo.return", "stablehlo.concatenate")
+"""Users of reshards for which XLA was found to exchange as Shardy does."""
+_REDUCE_BY_DIMS = ("stablehlo.dot_general", "stablehlo.convolution", "stablehlo.reduce", "stablehlo.scatter")
 _AXES = ("reduction_axes", "gathering_axes", "reduce_scatter_axes", "slicing_axes", "params")
 _ON_ONE_ARRAY = ("stablehlo.reshape", "stablehlo.transpose", "stablehlo.convert")
 _REDUCTIONS = (

@@ -26,6 +26,7 @@ from keras_dist.distribution.abstract import abstract_meshes
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.pipelining import Pipeline, pipelines_noted
 from keras_dist.distribution.plan import LayoutPlan, make_row
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
@@ -64,6 +65,7 @@ class StepProgram:
         assumed: assumptions about the step, such as a default optimizer.
         distribution: the distribution of the step.
         kernels: kernels that layers chose for the platform.
+        pipelines: schedules of stacks of layers.
     """
 
     lowered: jax.stages.Lowered
@@ -73,6 +75,7 @@ class StepProgram:
     assumed: tuple[str, ...]
     distribution: Distribution
     kernels: tuple[str, ...] = ()
+    pipelines: tuple[Pipeline, ...] = ()
 
 
 @runtime_checkable
@@ -158,8 +161,9 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     cell, _ = StateCell.of_own_module(graph, plan, plan.shapes)
     choices, assumed = _completed(choices, optimizer, loss, cell.state.trainable)
     cell.add_slots(choices.optimizers)
-    trainer = StepRunner(cell, dataclasses.replace(forward, plan=plan, pads=choices.options.pads), choices)
-    with naming_scopes(), kernels_noted() as kernels:
+    options = {"pads": choices.options.pads, "micro_batches": choices.options.micro_batches}
+    trainer = StepRunner(cell, dataclasses.replace(forward, plan=plan, **options), choices)
+    with naming_scopes(), kernels_noted() as kernels, pipelines_noted() as pipelines:
         lowered = trainer.lower_train(source)
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)
     rows = batch.rows[0].shape[0]
@@ -168,7 +172,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     others = [""] * (len(jax.tree.leaves(lowered.in_avals)) - len(state.rows) - len(batch.rows))
     paths = [*(row.path for row in state.rows), *others, *(row.path for row in batch.rows)]
     named = tuple(paths[index] for index in jaxprs.arguments_kept(lowered))
-    return StepProgram(lowered, state, batch, named, assumed, distribution, tuple(kernels))
+    return StepProgram(lowered, state, batch, named, assumed, distribution, tuple(kernels), tuple(pipelines))
 
 
 def _completed(

@@ -1,5 +1,6 @@
 """Pictures of histories: what is in them, and what they need."""
 
+import re
 import sys
 
 import numpy as np
@@ -31,6 +32,17 @@ def test_values_of_every_second_epoch_and_of_several_elements():
         "training [1]": [[1, 2, 3, 4], [1.0] * 4],
         "validation": [[2, 4], [0.5, 0.75]],
     }
+
+
+def test_values_of_validation_are_at_their_epochs():
+    model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile("sgd", loss=kd.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = blobs(8)
+    history = model.fit(x, y, epochs=5, validation_data=(x, y), validation_freq=[1, 4], verbose=0)
+    drawn = lines(history.plot().axes[0])
+    assert (drawn["training"][0], drawn["validation"][0]) == ([1, 2, 3, 4, 5], [1, 4])
+    rows = re.findall(r"<tr><td[^>]*>(.*?)</tr>", history._repr_html_())
+    assert [len(re.findall(r"<td[^>]*>[0-9.]", row)) for row in rows] == [2, 1, 1, 2, 1]
 
 
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])

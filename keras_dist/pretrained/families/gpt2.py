@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from keras_dist.interop import Joined, Linear
 from keras_dist.pretrained.config import DecoderConfig
 from keras_dist.pretrained.families.decoder_family import DecoderFamily
-from keras_dist.pretrained.family import WITH_BIASES, Document, dense, layer_norm, register_family
+from keras_dist.pretrained.family import WITH_BIASES, Document, dense, layer_norm, register_family, size_of_heads
 
 _PARTS = tuple(f"layers/{{}}/attention/{part}" for part in ("query", "key", "value"))
 
@@ -72,9 +72,15 @@ class GPT2(DecoderFamily):
     prefix = "transformer."
 
     def options(self, document: Document) -> dict[str, Any]:
-        size, heads = document["n_embd"], document["n_head"]
-        numbers = {"attention.num_kv_heads": heads, "attention.head_dim": size // heads}
-        return {**numbers, **({"feed_forward.size": 4 * size} if document["n_inner"] is None else {})}
+        size, heads = document.get("n_embd"), document.get("n_head")
+        head_dim = size_of_heads(document, "n_embd", "n_head")
+        numbers = {"attention.num_kv_heads": heads, "attention.head_dim": head_dim}
+        if document["n_inner"] is None and isinstance(size, int):
+            numbers["feed_forward.size"] = 4 * size
+        return numbers
+
+    def positions(self, document: Document) -> dict[str, Any]:
+        return {}
 
     def entries(self, config: DecoderConfig) -> dict[str, Any]:
         return {}
