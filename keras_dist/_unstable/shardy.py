@@ -23,14 +23,18 @@ from jax._src.lib.mlir.dialects import sdy as sdy  # its attributes are what the
 
 from keras_dist._unstable import sharding_origins
 
+PLATFORM = "jax.platform"
 _TIMEOUT_S = 120
 
 
 def copy_of(lowered: jax.stages.Lowered) -> Any:
-    """Return the operation of a copy of a lowered program's module."""
+    """Return the operation of a copy of a lowered program's module, with its platform as attribute `PLATFORM`."""
+    of: Any = lowered
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context:
-        return module.operation.clone()
+        copy = module.operation.clone()
+        copy.attributes[PLATFORM] = ir.StringAttr.get(of._lowering._platforms[0])
+        return copy
 
 
 def run_passes(module: Any, passes: str) -> None:

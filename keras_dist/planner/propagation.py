@@ -16,7 +16,7 @@ import jax
 
 from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
-from keras_dist.planner.peak_memory import peak_nbytes
+from keras_dist.planner.peak_memory import peak_memory
 from keras_dist.planner.sharded_module import (
     ShardedModule,
     is_argument,
@@ -87,6 +87,7 @@ class Propagated:
         accessed_nbytes: bytes of arguments and results of the step, and of operands and results of matrix
             multiplications and convolutions: an estimate that takes all other operations as fused.
         activation_nbytes: estimate of the peak bytes of intermediate results; see `planner.peak_memory`.
+        opaque: operations whose memory is not in the estimate, such as custom kernels.
     """
 
     collectives: tuple[Collective, ...]
@@ -94,6 +95,7 @@ class Propagated:
     dtype: str
     accessed_nbytes: int
     activation_nbytes: int
+    opaque: tuple[str, ...] = ()
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
         """Return the bytes of a step by kind and axes of the mesh."""
@@ -150,7 +152,8 @@ def propagate_module(operation: Any) -> Propagated:
     dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
     accessed = costs.accessed + program.nbytes_of_interface
     flops = sum(costs.flops_by_dtype.values())
-    return Propagated(tuple(costs.collectives), flops, dtype, accessed, peak_nbytes(module))
+    peak = peak_memory(module)
+    return Propagated(tuple(costs.collectives), flops, dtype, accessed, peak.nbytes, peak.opaque)
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
