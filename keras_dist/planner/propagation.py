@@ -20,7 +20,7 @@ from keras_dist._unstable import shardy
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.planner.exactness import Estimate, counted, doubt, estimate_at, jax_operation
 from keras_dist.planner.halos import Halo, halo_of, products_of
-from keras_dist.planner.peak_memory import peak_nbytes
+from keras_dist.planner.peak_memory import peak_memory
 from keras_dist.planner.sharded_module import (
     ShardedModule,
     is_argument,
@@ -113,6 +113,7 @@ class Propagated:
         repeated: matrix multiplications and convolutions that devices repeat, in program order.
         sliced: for the position of an argument that is whole along axes of the mesh the axes, although a device uses
             only its slice.
+        opaque: operations whose memory is not in the estimate, such as custom kernels.
     """
 
     collectives: tuple[Collective, ...]
@@ -124,6 +125,7 @@ class Propagated:
     scores_nbytes: int = 0
     repeated: tuple[Repeated, ...] = ()
     sliced: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    opaque: tuple[str, ...] = ()
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
         """Return the bytes of a step by kind and axes of the mesh."""
@@ -189,8 +191,9 @@ def propagate_module(operation: Any) -> Propagated:
     repeated = tuple(Repeated(*key, flops) for key, flops in costs.repeated.items())
     sliced = tuple({key: None for key in costs.sliced})
     doubts = counted(costs.estimates)
-    figures = flops, dtype, accessed, peak_nbytes(module)
-    return Propagated(tuple(costs.collectives), *figures, doubts, costs.scores, repeated, sliced)
+    peak = peak_memory(module)
+    figures = flops, dtype, accessed, peak.nbytes
+    return Propagated(tuple(costs.collectives), *figures, doubts, costs.scores, repeated, sliced, peak.opaque)
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
