@@ -39,6 +39,10 @@ def halves(x, into, out):
     return (value * jax.nn.silu(gate)) @ out
 
 
+def biased(x, into, bias, out):
+    return jax.nn.relu(x @ into + bias) @ out
+
+
 def joined(x, up, gate, out):
     return jnp.concatenate([x @ up, x @ gate], -1) @ out
 
@@ -87,6 +91,7 @@ EXACT = {
     "fused queries, keys and values": (fused, X, P("data"), [((16, 48), COLUMNS), ((16, 16), ROWS_OF)]),
     "heads that the mesh divides": (grouped, X, P("data"), [*[((16, 16), COLUMNS)] * 3, ((16, 16), ROWS_OF)]),
     "gated halves": (halves, X, P("data"), [((16, 64), COLUMNS), ((32, 16), ROWS_OF)]),
+    "a whole bias of split features": (biased, X, P("data"), [((16, 64), COLUMNS), ((64,), P()), ((64, 16), ROWS_OF)]),
     "joined features": (joined, X, P("data"), [((16, 32), COLUMNS), ((16, 16), COLUMNS), ((48, 16), P())]),
     "rows of images": (convolved, IMAGE, P("data", "model"), [((3, 3, 4, 8), P()), ((3, 3, 8, 4), P())]),
     "statistics of batches": (normalized, (8, 16), P(("data", "model")), [((16, 8), P())]),
