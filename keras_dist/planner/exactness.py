@@ -30,6 +30,11 @@ class Estimate:
         reason: why its exchanges are not known.
         source: file and line of the user's code; empty if not known.
         count: number of such operations.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> print(kd.planner.Estimate("head", "sort", "sorts along a dim that 'model' shards", "model.py:7"))
+        sort of 'head' (model.py:7): sorts along a dim that 'model' shards
     """
 
     layer: str

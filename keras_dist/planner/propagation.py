@@ -299,7 +299,7 @@ class _Program:
             costs.collectives += (
                 Collective("collective_permute", found.axes, nbytes, 1, layer, made_by) for nbytes in found.nbytes
             )
-        elif reason := found or doubt(operation, self._module):
+        if reason := found if isinstance(found, str) else doubt(operation, self._module):
             costs.estimates.append(estimate_at(operation, reason))
 
     def _add_collective(self, kind: Kind, operation: Any, costs: _Costs) -> None:
