@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from keras_dist._support.types import PyTree
@@ -18,14 +16,17 @@ from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import LayoutError, LayoutWarning
+from keras_dist.planner.costly_layouts import costly_layouts
 from keras_dist.planner.explanation import activations
-from keras_dist.planner.hidden_reshards import hidden_reshards, remedy
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.report import PlanReport
 from keras_dist.planner.targets import Target, as_target, devices
 from keras_dist.planner.tracing import Traceable, forward_of, planning, trace_step
 from keras_dist.planner.verdict import judge
 from keras_dist.training.activations import tensor_names
+
+_RAISED = ("whole", "repeated", "cause")
+"""Kinds of problems that `strict` raises."""
 
 
 def plan(
@@ -68,7 +69,8 @@ def plan(
     Raises:
         ConfigError: `target` is not a machine.
         DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
-        LayoutError: the layout rules cannot be applied.
+        LayoutError: the layout rules cannot be applied; under `strict` also if devices repeat work, or other rules
+            cost less.
         MeshError: the mesh and the target have different numbers of devices.
         ModelError: `model_or_factory` is not a model, or does not accept the batch.
 
@@ -93,10 +95,12 @@ def plan(
     platform = None if machine is None else machine.platform
     program = trace_step(model_or_factory, batch, distribution, optimizer, loss, platform=platform, remat=remat)
     step = propagate(program.lowered)
-    rules = program.distribution.layout_map
-    rule_of: Callable[[str], str | None] = (lambda path: None) if rules is None else rules.match
-    reshards = hidden_reshards(step, functools.partial(remedy, program), rule_of)
-    problems = (*program.state.problems, *reshards)
+    problems = (*program.state.problems, *costly_layouts(program, step))
+    raised = [each for each in problems if each.kind in _RAISED]
+    if program.distribution.strict and raised:
+        first, more = raised[0], len(problems) - 1
+        summary = first.summary + (f", and {more} more problem{'s' * (more > 1)}" if more else "")
+        raise LayoutError(summary, given=first.given, expected=first.expected, fix=first.fix, problems=problems)
     verdict = None
     if machine is not None:
         options: dict[str, Any] = {"compiles": compiles, "timeout_seconds": timeout_seconds}
