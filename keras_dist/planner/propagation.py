@@ -344,6 +344,8 @@ class _Program:
             costs.collectives += (
                 Collective("collective_permute", found.axes, nbytes, 1, layer, made_by) for nbytes in found.nbytes
             )
+            if operation.name == "stablehlo.convolution" and self._module.platform != "cpu":
+                found = "other convolutions may use the same borders of shards"
         if reason := found if isinstance(found, str) else doubt(operation, self._module):
             costs.estimates.append(estimate_at(operation, reason))
 
@@ -357,9 +359,10 @@ class _Program:
             costs.reduced[operation.results[0]] = len(costs.collectives) - 1
 
     def _reduced_together(self, reduction: Any, axes: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Return the axes of each all-reduce: XLA reduces one dim of an operand after the other."""
+        """Return the axes of each all-reduce: XLA for CPUs reduces one dim of an operand after the other."""
         owner = reduction.operands[0].owner
-        if len(axes) == 1 or is_argument(owner) or owner.operation.name not in _REDUCE_BY_DIMS:
+        is_whole = len(axes) == 1 or self._module.platform != "cpu"
+        if is_whole or is_argument(owner) or owner.operation.name not in _REDUCE_BY_DIMS:
             return [axes]
         for operand in owner.operation.operands:
             dims = map(axis_tuple, self._module.axes(operand))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from keras_dist._unstable.shardy import sdy
+from keras_dist._unstable.shardy import PLATFORM, sdy
 from keras_dist.distribution.layout import Axis
 from keras_dist.training.activations import path_of_scope, weight_of_scope
 
@@ -23,6 +23,7 @@ class ShardedModule:
         self._operation = operation  # kept alive: its values are freed with it
         self.functions: dict[str, Any] = {}
         self.sizes: dict[str, int] = {}
+        self.platform = text_of(operation.attributes[PLATFORM]) if PLATFORM in operation.attributes else ""
         self._shardings: dict[tuple[Any, int], Any] = {}
         self._shards_of: dict[tuple[Any, Any], tuple[list[int], int]] = {}
         for inner in operation.regions[0].blocks[0].operations:
