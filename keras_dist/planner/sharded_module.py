@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from keras_dist._unstable import shardy
-from keras_dist._unstable.shardy import sdy
+from keras_dist._unstable.shardy import PLATFORM, sdy
 from keras_dist.distribution.layout import Axis
 from keras_dist.training.activations import path_of_scope, weight_of_scope
 
@@ -22,9 +21,9 @@ class ShardedModule:
 
     def __init__(self, operation: Any) -> None:
         self._operation = operation  # kept alive: its values are freed with it
-        self.platform = text_of(dict(operation.attributes).get(shardy.PLATFORM, ""))
         self.functions: dict[str, Any] = {}
         self.sizes: dict[str, int] = {}
+        self.platform = text_of(operation.attributes[PLATFORM]) if PLATFORM in operation.attributes else ""
         self._shardings: dict[tuple[Any, int], Any] = {}
         self._shards_of: dict[tuple[Any, Any], tuple[list[int], int]] = {}
         for inner in operation.regions[0].blocks[0].operations:

@@ -107,7 +107,7 @@ class Verdict:
         if self.opaque:
             more = f" and {len(self.opaque) - 1} more" if len(self.opaque) > 1 else ""
             known = f"{render_bytes(self.most_nbytes)} of {limit}, propagated"
-            return f"unknown ({known}, without the memory of {self.opaque[0]}{more}); {_COMPILE}"
+            return f"unknown ({known}, without the memory of {next(iter(self.opaque))}{more}); {_COMPILE}"
         if self.fits:
             return f"fits (at most {render_bytes(self.most_nbytes)} of {limit}; propagated)"
         least, most = render_bytes(self.least_nbytes), render_bytes(self.most_nbytes)
