@@ -21,7 +21,7 @@ from keras_dist.planner.propagation import Propagated, Repeated
 from keras_dist.planner.remedies import Change, Remedy, find_remedy
 from keras_dist.planner.tracing import StepProgram
 
-_LEAST_REPEATED, _LEAST_SLICED = 0.02, 0.02
+_LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE = 0.02, 0.02, 0.05
 _NO_RULE = (
     "no rules that were tried cost less; print(kd.planner.dim_classes(model, batch)) shows what sharding dims costs"
 )
@@ -29,11 +29,12 @@ _NO_RULE = (
 
 def costly_layouts(program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
     """Return the problems of a step whose layouts cost more than they must; first the cause, if a remedy is known."""
-    if not (problems := _problems(program, step)):
-        return ()
-    remedy = find_remedy(program, step)
+    problems, large = _problems(program, step), [*_large_weights(program)]
+    remedy = find_remedy(program, step) if problems or large else None
     if remedy is None:
         return problems
+    changed = {path for change in remedy.changes for path in change.layouts}
+    problems += tuple(each for each in large if each.path in changed - {each.path for each in problems})
     left = {(each.kind, each.path) for each in _problems(program, remedy.step)}
     ended = (each if (each.kind, each.path) in left else _with_fix(each, remedy) for each in problems)
     return (_cause(program, remedy), *ended)
@@ -94,6 +95,19 @@ def _sliced_weights(program: StepProgram, step: Propagated) -> Iterator[Problem]
                 f"the layout in which a step uses the weight, sharded over {_joined(axes)}",
                 _NO_RULE,
             )
+
+
+def _large_weights(program: StepProgram) -> Iterator[Problem]:
+    """Yield the problem of each large weight that is whole where rules shard other weights."""
+    rows = [row for row in program.state.rows if row.role == "parameter"]
+    least = _LEAST_LARGE * sum(row.nbytes_per_device for row in rows)
+    used = {axis for row in rows for entry in row.compute_axes for axis in axis_tuple(entry)}
+    for row in rows:
+        if used and not any(row.compute_axes) and row.nbytes_per_device >= least:
+            given = f"layout {render_axes(row.axes)}, {render_bytes(row.nbytes_per_device)} on each device"
+            over = _joined(sorted(used))
+            summary = f"{row.path!r} is not sharded over {over}, as other weights are"
+            yield Problem("whole", row.path, summary, given, f"a layout over {over}", _NO_RULE)
 
 
 def _cause(program: StepProgram, remedy: Remedy) -> Problem:
