@@ -40,6 +40,7 @@ def plan(
     remat: str | None = None,
     compiles: bool = True,
     timeout_seconds: float = 600,
+    flash_attention: bool = False,
 ) -> PlanReport:
     """Report the layouts of a train step, its communication, and its costs.
 
@@ -61,6 +62,9 @@ def plan(
         compiles: whether the step is compiled for the target, in a separate process. This needs the extra `tpu` or
             `cuda`; without it the report has the other tiers.
         timeout_seconds: longest compilation; then the report has the other tiers [s].
+        flash_attention: whether the machine will compute attention by a kernel that does not store scores. The least
+            time then leaves out the traffic of scores that the lowered step stores. Kernels in the step, such as those
+            of `kd.pretrained`, need no such promise.
 
     Raises:
         ConfigError: `target` is not a machine.
@@ -99,8 +103,10 @@ def plan(
         raise LayoutError(summary, given=first.given, expected=first.expected, fix=first.fix, problems=problems)
     verdict = None
     if machine is not None:
-        verdict = judge(program, step, machine, compiles=compiles, timeout_seconds=timeout_seconds)
-    notes = program.assumed, verdict, program.kernels, program.pipelines
+        options: dict[str, Any] = {"compiles": compiles, "timeout_seconds": timeout_seconds}
+        verdict = judge(program, step, machine, flash_attention=flash_attention, **options)
+    flash = ("flash attention: scores are not stored, and their traffic does not count",) * flash_attention
+    notes = (*program.assumed, *flash), verdict, program.kernels, program.pipelines
     return PlanReport(program.state, program.batch, step, activations(program), problems, *notes)
 
 

@@ -76,6 +76,8 @@ class ShardedModule:
             # the arguments of a loop have the shardings of its results
         else:
             attributes, index = owner.operation.attributes, value.result_number
+            if owner.operation.name == "sdy.manual_computation":  # a `shard_map`; its arguments are shards already
+                attributes = {"sharding": attributes["out_shardings"]}
         named = (name for name in ("out_sharding", "sharding", "sdy.sharding") if name in attributes)
         found = next((attributes[name] for name in named), None)
         if found is None:
