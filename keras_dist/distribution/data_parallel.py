@@ -9,8 +9,11 @@ from keras_dist._support.arguments import check_exclusive
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import Device
 from keras_dist.distribution.layout import TensorLayout
-from keras_dist.distribution.mesh import DeviceMesh, check_mesh
+from keras_dist.distribution.lint import Problem
+from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, check_mesh
 from keras_dist.distribution.strategy import Distribution, register_strategy
+from keras_dist.distribution.variables import VariableSpec
+from keras_dist.distribution.whole_weights import LARGE_NBYTES, nbytes_of, whole_weights
 from keras_dist.errors import ConfigError, DistributionError, LayoutWarning
 
 if TYPE_CHECKING:
@@ -104,6 +107,12 @@ class DataParallel(Distribution):
             return layout
         sharded = layout.shard_largest_dim(variable.shape, self.batch_dim_name or self.device_mesh.axis_names[0])
         return layout if sharded is None else sharded.because(f"sharded over {self.batch_dim_name!r}")
+
+    def _check_whole(self, decided: Sequence[tuple[VariableSpec, tuple[TensorLayout, TensorLayout]]]) -> list[Problem]:
+        large = [(spec, slots) for spec, (_, slots) in decided if nbytes_of(spec) >= LARGE_NBYTES]
+        whole = [spec for spec, slots in large if spec.role == "parameter" and not any(slots.axes)]
+        axis = axis_tuple(self.batch_dim_name) if self.shard_optimizer else ()
+        return whole_weights(whole, axis, self.device_mesh, "the optimizer slots of ")
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
         """Return None: XLA chooses the layouts of activations."""

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from keras_dist._support.arguments import check_int
-from keras_dist._unstable import jax_internals
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, check_mesh
 from keras_dist.distribution.model_layout_hints import AxisNames
-from keras_dist.distribution.render import render_bytes
 from keras_dist.distribution.rule_based import RuleBased
 from keras_dist.distribution.strategy import BatchDimName, register_strategy, resolve_axes
 from keras_dist.distribution.variables import VariableSpec
+from keras_dist.distribution.whole_weights import LARGE_NBYTES, nbytes_of, whole_weights
 from keras_dist.errors import DistributionError, type_name
 
 if TYPE_CHECKING:
     from keras_dist.config import FullyShardedConfig
-
-_LARGE_NBYTES = 2**20
-"""Weights of this size should be sharded; the optimizer's slots are as large again, twice with Adam."""
-_LISTED = 5
 
 
 @register_strategy("fully_sharded")
@@ -116,7 +108,7 @@ class FullySharded(RuleBased):
         if by_rule is not None and by_rule.device_mesh is None and self._is_for_another_mesh(variable):
             by_rule = None  # the plan reports it as overridden
         base = TensorLayout.replicated(len(variable.shape), self.device_mesh) if by_rule is None else by_rule
-        if _nbytes(variable) < self._min_size_bytes:
+        if nbytes_of(variable) < self._min_size_bytes:
             return base
         sharded = base.shard_largest_dim(variable.shape, self.axis)
         if sharded is None:
@@ -125,26 +117,13 @@ class FullySharded(RuleBased):
         return sharded.because(f"{base.reason}, {own}" if base.reason else own)
 
     def _check_whole(self, decided: Sequence[tuple[VariableSpec, tuple[TensorLayout, TensorLayout]]]) -> list[Problem]:
-        axes, size = set(self.gathered_axes), self.device_mesh.axis_size(self.gathered_axes)
-        least = max(_LARGE_NBYTES, self._min_size_bytes)
+        axes, least = set(self.gathered_axes), max(LARGE_NBYTES, self._min_size_bytes)
         whole = [
             spec
             for spec, (layout, _) in decided
-            if _nbytes(spec) >= least and axes.isdisjoint(itertools.chain(*map(axis_tuple, layout.axes)))
+            if nbytes_of(spec) >= least and axes.isdisjoint(itertools.chain(*map(axis_tuple, layout.axes)))
         ]
-        if not whole or size == 1:
-            return []
-        largest = max(whole, key=_nbytes)
-        fewer = max(math.gcd(dim, count) for dim in largest.shape for count in range(1, size + 1))
-        dim = max(range(len(largest.shape)), key=largest.shape.__getitem__)
-        padded = (*largest.shape[:dim], -(-largest.shape[dim] // size) * size, *largest.shape[dim + 1 :])
-        listed = ", ".join(f"{spec.path!r} of shape {spec.shape}" for spec in whole[:_LISTED])
-        rest = f" and {len(whole) - _LISTED} more" if len(whole) > _LISTED else ""
-        given = f"{listed}{rest}; mesh {self.device_mesh.describe()}"
-        held = render_bytes(sum(map(_nbytes, whole)))
-        summary = f"{len(whole)} large weight(s), {held} on each device, are not sharded over {self.axis!r}"
-        fix = f"a mesh in which {self.axis!r} has {fewer} devices, or make {largest.path!r} {padded}"
-        return [Problem("whole", largest.path, summary, given, f"a dim divisible by {self.axis!r} = {size}", fix)]
+        return whole_weights(whole, self.gathered_axes, self.device_mesh)
 
     @property
     def gathered_axes(self) -> tuple[str, ...]:
@@ -155,10 +134,6 @@ class FullySharded(RuleBased):
         """Return whether the sharding metadata of the variable, or of its parameter, has axes of another mesh."""
         owns = [getattr(one, "own", None) for one in (variable, *getattr(variable, "beside", ()))]
         return any(own.unknown_names(self.device_mesh, self.axis_names) for own in owns if own is not None)
-
-
-def _nbytes(variable: Any) -> int:
-    return int(np.prod(variable.shape, dtype=np.int64)) * jax_internals.itemsize(getattr(variable, "dtype", "float32"))
 
 
 def _check_same_mesh(layout_map: LayoutMap | None, mesh: DeviceMesh) -> LayoutMap:

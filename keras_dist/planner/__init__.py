@@ -10,7 +10,7 @@ from keras_dist.planner.hardware import Chip
 from keras_dist.planner.logical_rules import LogicalRules
 from keras_dist.planner.plan_snapshots import assert_plan
 from keras_dist.planner.planning import CheckReport, check, plan
-from keras_dist.planner.propagation import Collective, Propagated, propagate
+from keras_dist.planner.propagation import Collective, Propagated, Repeated, propagate
 from keras_dist.planner.report import PlanReport
 from keras_dist.planner.roofline import Roofline, roofline
 from keras_dist.planner.search import Candidate
@@ -34,6 +34,7 @@ __all__ = [
     "Measurement",
     "PlanReport",
     "Propagated",
+    "Repeated",
     "Roofline",
     "SearchResult",
     "StepProgram",

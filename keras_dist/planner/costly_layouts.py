@@ -9,8 +9,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.plan import Row
@@ -18,10 +19,10 @@ from keras_dist.distribution.render import render_axes, render_bytes
 from keras_dist.planner.explanation import reason_of
 from keras_dist.planner.hidden_reshards import alike, hidden_reshards, named
 from keras_dist.planner.propagation import Propagated, Repeated
-from keras_dist.planner.remedies import Change, Remedy, find_remedy
+from keras_dist.planner.remedies import Remedy, find_remedy
 from keras_dist.planner.tracing import StepProgram
 
-_LEAST_REPEATED, _LEAST_SLICED = 0.02, 0.02
+_LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE = 0.04, 0.02, 0.1
 _NO_RULE = (
     "no rules that were tried cost less; print(kd.planner.dim_classes(model, batch)) shows what sharding dims costs"
 )
@@ -29,11 +30,12 @@ _NO_RULE = (
 
 def costly_layouts(program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
     """Return the problems of a step whose layouts cost more than they must; first the cause, if a remedy is known."""
-    if not (problems := _problems(program, step)):
-        return ()
-    remedy = find_remedy(program, step)
+    problems, large = _problems(program, step), [*_large_weights(program)]
+    remedy = find_remedy(program, step) if problems or large else None
     if remedy is None:
         return problems
+    changed = {path for change in remedy.changes for path in change}
+    problems += tuple(each for each in large if each.path in changed - {each.path for each in problems})
     left = {(each.kind, each.path) for each in _problems(program, remedy.step)}
     ended = (each if (each.kind, each.path) in left else _with_fix(each, remedy) for each in problems)
     return (_cause(program, remedy), *ended)
@@ -96,6 +98,19 @@ def _sliced_weights(program: StepProgram, step: Propagated) -> Iterator[Problem]
             )
 
 
+def _large_weights(program: StepProgram) -> Iterator[Problem]:
+    """Yield the problem of each large weight that is whole where rules shard other weights."""
+    rows = [row for row in program.state.rows if row.role == "parameter"]
+    least = _LEAST_LARGE * sum(row.nbytes_per_device for row in rows)
+    used = {axis for row in rows for entry in row.compute_axes for axis in axis_tuple(entry)}
+    for row in rows:
+        if used and not any(row.compute_axes) and row.nbytes_per_device >= least:
+            given = f"layout {render_axes(row.axes)}, {render_bytes(row.nbytes_per_device)} on each device"
+            over = _joined(sorted(used))
+            summary = f"{row.path!r} is not sharded over {over}, as other weights are"
+            yield Problem("whole", row.path, summary, given, f"a layout over {over}", _NO_RULE)
+
+
 def _cause(program: StepProgram, remedy: Remedy) -> Problem:
     change, more = remedy.changes[0], len(remedy.changes) - 1
     path, what, now, after = _changed(program, change)
@@ -110,15 +125,15 @@ def _cause(program: StepProgram, remedy: Remedy) -> Problem:
     )
 
 
-def _changed(program: StepProgram, change: Change) -> tuple[str, str, str, str]:
+def _changed(program: StepProgram, change: Mapping[str, tuple[Axis, ...]]) -> tuple[str, str, str, str]:
     """Return the path, the cause, and the layouts before and after a change, as text."""
-    if change.dropped:
-        return change.dropped, f"rule {change.dropped!r} makes layers gather", "with the rule", "without the rule"
     rows = {row.path: row for row in (*program.state.rows, *program.batch.rows)}
-    paths = list(change.layouts)
-    first = rows[paths[0]]
-    same = [path for path in paths if alike(path) == alike(paths[0])]
-    now, after = render_axes(first.axes), render_axes(change.layouts[first.path])
+    path, *_ = paths = list(change)
+    if path not in rows:
+        return path, f"rule {path!r} makes layers gather", "with the rule", "without the rule"
+    first = rows[path]
+    same = [path for path in paths if alike(path) == alike(first.path)]
+    now, after = render_axes(first.axes), render_axes(change[path])
     if first.role == "batch":
         return first.path, "the cause is the layout of the batch", f"layout {now}", f"layout {after}"
     others = f", and of {len(paths) - len(same)} more weights" if len(paths) > len(same) else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
@@ -18,7 +18,7 @@ _NUMBERS = re.compile(r"[\d|()\[\]-]*\d[\d|()\[\]-]*")
 """Part of a rule that matches only some numbers of blocks: `3`, `[0-2]`, `(0|1)`."""
 
 
-def edited_rules(rules: LayoutMap, rows: Sequence[Row], layouts: Layouts, dropped: Collection[str] = ()) -> LayoutMap:
+def edited_rules(rules: LayoutMap, rows: Sequence[Row], layouts: Layouts) -> LayoutMap:
     """Return rules that give weights these layouts.
 
     A rule is kept, or gets other axes, or matches all blocks, if all weights that it then matches have one layout; else
@@ -27,8 +27,7 @@ def edited_rules(rules: LayoutMap, rows: Sequence[Row], layouts: Layouts, droppe
     Args:
         rules: the rules.
         rows: weights, with their layouts now.
-        layouts: the new layout of each weight that changes.
-        dropped: rules for activations and inputs to leave out.
+        layouts: new layouts of weights; also each rule for activations to leave out.
     """
     rows = [row for row in rows if not (row.rule or "").startswith(FOLLOWS)]
     wanted = {row.path: tuple(layouts.get(row.path, row.axes)) for row in rows}
@@ -36,7 +35,7 @@ def edited_rules(rules: LayoutMap, rows: Sequence[Row], layouts: Layouts, droppe
     kept: dict[str, tuple[Axis, ...]] = {}
     for rule, layout in rules.snapshot():
         if names_tensor(rule):
-            kept |= {} if rule in dropped else {rule: layout.axes}
+            kept |= {} if rule in layouts and rule not in wanted else {rule: layout.axes}
         else:
             kept |= _edited(rule, layout.axes, rows, wanted, unruled)
     tensors = {rule: axes for rule, axes in kept.items() if names_tensor(rule)}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import math
 import operator
 import time
@@ -59,33 +58,19 @@ class Figures:
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
-    """One change of layouts: a class of dims gets other axes, weights change axes, or a rule is left out.
-
-    Attributes:
-        layouts: the layouts that it changes.
-        dropped: the rule for activations or inputs that it leaves out, or an empty string.
-    """
-
-    layouts: Layouts = dataclasses.field(default_factory=dict[str, tuple[Axis, ...]])
-    dropped: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class Remedy:
     """Rules under which a step costs less.
 
     Attributes:
-        changes: the changes, in the order of their effect.
-        rules: the rules.
+        changes: the changes, in the order of their effect: new layouts of weights or of the batch, by path, or an empty
+            one for a rule for activations that is left out.
         code: Python code that creates the distribution on `mesh`.
         before: costs of the step now.
         after: costs of the step under the rules.
         step: the step under the rules.
     """
 
-    changes: tuple[Change, ...]
-    rules: LayoutMap
+    changes: tuple[Layouts, ...]
     code: str
     before: Figures
     after: Figures
@@ -103,155 +88,122 @@ def find_remedy(program: StepProgram, step: Propagated) -> Remedy | None:
 class _Search:
     def __init__(self, program: StepProgram, step: Propagated) -> None:
         self._program, self._step = program, step
-        self._mesh, self._rules = program.state.mesh, program.distribution.layout_map
+        self._mesh, self._rules = program.state.mesh, program.distribution.layout_map or LayoutMap(program.state.mesh)
         self._sizes = self._mesh.axis_sizes
-        self._weights = [row for row in program.state.rows if row.role in ("parameter", "statistic")]
-        self._paths = {row.path for row in self._weights}
+        rows = [row for row in program.state.rows if row.role in ("parameter", "statistic")]
+        self._weights = {row.path: dataclasses.replace(row, axes=row.compute_axes) for row in rows}
+        self._slots = {row.path: _followed(row) for row in program.state.rows if row.role == "slot"}
+        self._batch = [row for row in program.batch.rows if row.shape]
         self._classes = list(classes_of(program))
-        self._screens: dict[frozenset[str], Screen] = {}
+        self._screens: dict[tuple[str, ...], Screen] = {}
         self._tried, self._deadline = 0, time.monotonic() + _MOST_SECONDS
 
-    @functools.cached_property
-    def _now(self) -> dict[str, tuple[Axis, ...]]:
-        return {row.path: row.compute_axes for row in self._weights} | {
-            row.path: row.axes for row in self._program.batch.rows
-        }
-
     def run(self) -> Remedy | None:
-        layouts, dropped, changes = self._now, frozenset[str](), list[Change]()
-        before = best = self._figures(layouts, dropped)
+        layouts = {row.path: row.axes for row in (*self._weights.values(), *self._batch)}
+        step, changes = self._propagated(layouts), list[Layouts]()
+        before = best = self._figures(step, layouts)
         while len(changes) < _MOST_ROUNDS:
-            found = [
-                (self._score(after, before), after, each)
-                for each in self._candidates(layouts, dropped)
-                if self._tried < MOST_TRIED
-                and time.monotonic() < self._deadline
-                and (after := self._with(each, layouts, dropped))
-            ]
+            found = [(self._score(after), after, {**layouts, **each}, each) for each, after in self._tries(layouts)]
             least = min((score for score, *_ in found), default=math.inf)
-            if least > self._score(best, before) - _LEAST_GAIN:
+            if least > self._score(best) - _LEAST_GAIN:
                 break
             same = [each for each in found if each[0] < least + _SAME]
-            _, after, change = min(same, key=lambda each: self._count(each[-1], layouts, dropped))
-            best, layouts, dropped = after, {**layouts, **change.layouts}, dropped | ({change.dropped} - {""})
+            _, best, layouts, change = min(same, key=lambda each: len(self._edited(each[2])))
             changes.append(change)
         if not changes:
             return None
-        rules = self._edited(layouts, dropped)
-        step = self._propagated(layouts, dropped)
-        return Remedy(tuple(changes), rules, self._code(rules, layouts), before, best, step)
+        code, step = self._code(self._edited(layouts), layouts), self._propagated(layouts)
+        return Remedy(tuple(changes), code, before, best, step)
 
-    def _count(self, change: Change, layouts: Layouts, dropped: frozenset[str]) -> int:
-        return len(self._edited({**layouts, **change.layouts}, dropped | {change.dropped}))
+    def _tries(self, layouts: Layouts) -> Iterator[tuple[Layouts, Figures]]:
+        for each in self._candidates(layouts):
+            if self._tried < MOST_TRIED and time.monotonic() < self._deadline:
+                self._tried += 1
+                after = {**layouts, **each}
+                yield each, self._figures(self._propagated(after), after)
 
-    def _edited(self, layouts: Layouts, dropped: frozenset[str]) -> LayoutMap:
-        now = [dataclasses.replace(row, axes=row.compute_axes) for row in self._weights]
-        rules = LayoutMap(self._mesh) if self._rules is None else self._rules
-        return edited_rules(rules, now, layouts, dropped)
+    def _edited(self, layouts: Layouts) -> LayoutMap:
+        return edited_rules(self._rules, list(self._weights.values()), layouts)
 
-    def _with(self, change: Change, layouts: Layouts, dropped: frozenset[str]) -> Figures | None:
-        if self._tried >= MOST_TRIED or time.monotonic() > self._deadline:
-            return None
-        self._tried += 1
-        return self._figures({**layouts, **change.layouts}, dropped | ({change.dropped} - {""}))
-
-    def _propagated(self, layouts: Layouts, dropped: frozenset[str]) -> Propagated:
-        if dropped not in self._screens:
-            kept = None if self._rules is None else [rule for rule in self._rules if rule not in dropped]
-            self._screens[dropped] = Screen(self._program, kept)
-        return self._screens[dropped].propagate(self._sizes, self._with_slots(layouts))
+    def _propagated(self, layouts: Layouts) -> Propagated:
+        kept = tuple(rule for rule in self._rules if rule not in layouts or rule in self._weights)
+        if kept not in self._screens:
+            self._screens[kept] = Screen(self._program, kept)
+        return self._screens[kept].propagate(self._sizes, self._with_slots(layouts))
 
     def _with_slots(self, layouts: Layouts) -> Layouts:
-        slots = [row for row in self._program.state.rows if row.role == "slot"]
-        return {**layouts, **{row.path: layouts[path] for row in slots if (path := _followed(row)) in layouts}}
+        return {**layouts, **{slot: layouts[path] for slot, path in self._slots.items() if path in layouts}}
 
-    def _figures(self, layouts: Layouts, dropped: frozenset[str]) -> Figures:
-        step, rows, every = self._propagated(layouts, dropped), self._program.state.rows, self._with_slots(layouts)
+    def _figures(self, step: Propagated, layouts: Layouts) -> Figures:
+        rows, every = self._program.state.rows, self._with_slots(layouts)
         gathered = self._program.distribution.gathered_axes
         held = fully_sharded(rows, every, gathered, self._sizes) if gathered else every
         moved = sum(each.nbytes_per_step for each in step.collectives)
         return Figures(moved, step.flops, nbytes_of(rows, held, self._sizes))
 
     @staticmethod
-    def _score(figures: Figures, before: Figures) -> float:
-        """Return a number that is lower the better, without units: a step may be of any size."""
-        moved = figures.moved_nbytes + figures.held_nbytes / 8
-        return 2 * math.log(moved * max(figures.flops, 1)) + math.log(figures.held_nbytes)
+    def _score(figures: Figures) -> float:
+        """Return a number that is lower the better; ratios count, since a step may be of any size."""
+        held = max(figures.held_nbytes, 1)
+        return 2 * math.log((figures.moved_nbytes + held / 8) * max(figures.flops, 1)) + math.log(held)
 
-    def _candidates(self, layouts: Layouts, dropped: frozenset[str]) -> Iterator[Change]:
+    def _candidates(self, layouts: Layouts) -> Iterator[Layouts]:
         """Yield changes, most likely first."""
-        for rule in self._rules or ():
-            if names_tensor(rule) and rule not in dropped:
-                yield Change(dropped=rule)
-        idle = self._idle(layouts)
+        yield from ({rule: ()} for rule in self._rules if names_tensor(rule) and rule not in layouts)
+        used = {axis for row in self._weights for entry in layouts[row] for axis in axis_tuple(entry)}
+        busy = used | {axis for row in self._batch for entry in layouts[row.path] for axis in axis_tuple(entry)}
+        idle = [axis for axis, size in self._sizes.items() if size > 1 and axis not in busy]
         yield from self._batches(layouts, idle)
+        yield from filter(None, (self._renamed(layouts, old, new) for new in idle for old in self._sizes if old != new))
+        suspects, axes = self._suspects(layouts), [axis for axis in self._sizes if axis in used or axis in idle]
+        entries = {each.name: {layouts[path][dim] for path, dim in self._members(each)} for each in self._classes}
+        for each in sorted(self._classes, key=lambda each: (len(entries[each.name]) < 2, -each.nbytes)):
+            if len(entries[each.name]) > 1 or any(path in suspects for path, _ in each.members):
+                tried = [*axes, *sorted(entry for entry in entries[each.name] if isinstance(entry, tuple)), None]
+                yield from filter(None, (self._assigned(each, entry, layouts) for entry in tried))
+
+    def _members(self, each: DimClass) -> list[tuple[str, int]]:
+        return [(path, dim) for path, dim in each.members if path in self._weights]
+
+    def _batches(self, layouts: Layouts, idle: Sequence[str]) -> Iterator[Layouts]:
         for axis in idle:
-            for other in self._sizes:
-                if other != axis and (renamed := self._renamed(layouts, other, axis)):
-                    yield Change(renamed)
-        suspects = self._suspects(layouts)
-        ranked = sorted(self._classes, key=lambda each: (len(self._entries(each, layouts)) < 2, -each.nbytes))
-        for each in ranked:
-            entries = self._entries(each, layouts)
-            if len(entries) > 1 or any(path in suspects for path, _ in each.members):
-                for entry in dict.fromkeys((*filter(None, entries), *self._axes_of_weights(layouts), *idle, None)):
-                    changed = self._assigned(each, entry, layouts)
-                    if changed:
-                        yield Change(changed)
+            for entry in dict.fromkeys((axis, _joined(layouts[self._batch[0].path][0], axis))):
+                if not any(row.shape[0] % self._shards(entry) for row in self._batch):
+                    yield {row.path: (entry, *layouts[row.path][1:]) for row in self._batch}
 
-    def _entries(self, each: DimClass, layouts: Layouts) -> dict[Axis, None]:
-        """Return the axes of the weights' dims of a class."""
-        return dict.fromkeys(layouts[path][dim] for path, dim in each.members if path in self._paths)
-
-    def _axes_of_weights(self, layouts: Layouts) -> list[str]:
-        used = (layouts[row.path] for row in self._weights)
-        return list(dict.fromkeys(axis for axes in used for entry in axes for axis in axis_tuple(entry)))
-
-    def _idle(self, layouts: Layouts) -> list[str]:
-        """Return axes of the mesh over which nothing is sharded."""
-        used = {axis for axes in layouts.values() for entry in axes for axis in axis_tuple(entry)}
-        return [axis for axis, size in self._sizes.items() if size > 1 and axis not in used]
-
-    def _batches(self, layouts: Layouts, idle: Sequence[str]) -> Iterator[Change]:
-        rows = [row for row in self._program.batch.rows if row.shape]
-        for axis in idle:
-            for entry in (axis, (*axis_tuple(layouts[rows[0].path][0]), axis)):
-                shards = math.prod(self._sizes[name] for name in axis_tuple(entry))
-                if all(row.shape[0] % shards == 0 for row in rows):
-                    yield Change({row.path: (entry, *layouts[row.path][1:]) for row in rows})
+    def _shards(self, entry: Axis) -> int:
+        return math.prod(self._sizes[name] for name in axis_tuple(entry))
 
     def _renamed(self, layouts: Layouts, old: str, new: str) -> Layouts:
         """Return the layouts of weights that change if one axis replaces another."""
         found: dict[str, tuple[Axis, ...]] = {}
-        for row in self._weights:
+        for row in self._weights.values():
             axes = tuple(new if entry == old else entry for entry in layouts[row.path])
-            shards = [math.prod(self._sizes[name] for name in axis_tuple(entry)) for entry in axes]
-            if axes != layouts[row.path] and not any(map(operator.mod, row.shape, shards)):
+            if axes != layouts[row.path] and not any(map(operator.mod, row.shape, map(self._shards, axes))):
                 found[row.path] = axes
         return found
 
     def _suspects(self, layouts: Layouts) -> set[str]:
         """Return weights of submodules with hidden reshards or repeated work, and sliced, large or unlike weights."""
-        arguments = self._program.arguments
         layers = {each.layer for each in self._step.repeated}
         for each in self._step.collectives:
             layers |= set() if each.is_asked else {each.layer, each.needed_by}
-        sliced = {arguments[index] for index, _ in self._step.sliced}
-        found = {row.path for row in self._weights if row.path in sliced or row.path.rpartition("/")[0] in layers}
-        total = sum(row.nbytes for row in self._weights)
-        found |= {row.path for row in self._weights if not any(layouts[row.path]) and row.nbytes > _LARGE * total}
+        found = {self._program.arguments[index] for index, _ in self._step.sliced}
+        least = _LARGE * sum(row.nbytes for row in self._weights.values())
+        for path, row in self._weights.items():
+            if path.rpartition("/")[0] in layers or (row.nbytes > least and not any(layouts[path])):
+                found.add(path)
         for each in self._classes:
-            entries = {path: layouts[path][dim] for path, dim in each.members if path in self._paths}
-            usual = collections.Counter(entries.values()).most_common(1)
-            found |= {path for path, entry in entries.items() if entry != usual[0][0]}
+            entries = {path: layouts[path][dim] for path, dim in self._members(each)}
+            usual = next(iter(collections.Counter(entries.values()).most_common(1)), (None,))[0]
+            found |= {path for path, entry in entries.items() if entry != usual}
         return found
 
     def _assigned(self, each: DimClass, entry: Axis, layouts: Layouts) -> Layouts:
         """Return the layouts that change if this entry shards all weights' dims of a class, and no others of them."""
-        shards = math.prod(self._sizes[name] for name in axis_tuple(entry))
         found: dict[str, tuple[Axis, ...]] = {}
         for (path, dim), parts in zip(each.members, each.parts, strict=True):
-            if path in self._paths and parts % shards == 0:
+            if path in self._weights and parts % self._shards(entry) == 0:
                 axes = [None if set(axis_tuple(old)) & set(axis_tuple(entry)) else old for old in layouts[path]]
                 axes[dim] = entry
                 found[path] = tuple(axes)
@@ -261,16 +213,19 @@ class _Search:
         distribution = self._program.distribution
         lines = ["rules = kd.LayoutMap(mesh)"]
         lines += [f"rules[{rule!r}] = {layout.axes!r}" for rule, layout in rules.snapshot()]
-        rows = [row for row in self._program.batch.rows if row.shape]
         batch = distribution.batch_dim_name
-        if any(layouts[row.path][0] != row.axes[0] for row in rows):
-            batch = layouts[rows[0].path][0]
+        if any(layouts[row.path][0] != row.axes[0] for row in self._batch):
+            batch = layouts[self._batch[0].path][0]
         named = f", axis_names={dict(distribution.axis_names)!r}" if distribution.axis_names else ""
         if isinstance(distribution, FullySharded):
             lines.append(f"distribution = kd.FullySharded(mesh, {distribution.axis!r}, rules, {batch!r}{named})")
         else:
             lines.append(f"distribution = kd.ModelParallel(rules, {() if batch is None else batch!r}{named})")
         return "\n".join(lines)
+
+
+def _joined(entry: Axis, axis: str) -> Axis:
+    return (*axis_tuple(entry), axis) if entry else axis
 
 
 def _followed(row: Row) -> str:

@@ -133,6 +133,26 @@ def test_large_weights_left_whole_are_a_problem_with_a_remedy() -> None:
         kd.FullySharded(mesh, strict=True).plan(tree)
 
 
+def test_two_axes_may_divide_two_dims_where_one_divides_none() -> None:
+    mesh = kd.DeviceMesh("data=3,model=70", devices=[f"tpu:{index}" for index in range(210)])
+    tree = {"a": jax.ShapeDtypeStruct((350, 1002), "float32")}
+    with abstract_meshes("tpu"), pytest.warns(LayoutWarning, match="1 large weight"):
+        (problem,) = kd.FullySharded(mesh, ("data", "model")).plan(tree).problems
+    assert "two axes of 3 and 70 devices, and a rule that shards dim 1 over the first" in problem.fix
+    rules = kd.LayoutMap(mesh)
+    rules["a"] = (None, "data")
+    with abstract_meshes("tpu"):
+        assert not kd.FullySharded(mesh, "model", rules, strict=True).plan(tree).problems
+
+
+def test_slots_of_large_weights_left_whole_are_a_problem() -> None:
+    tree = {"a": jax.ShapeDtypeStruct((1023, 1025), "float32"), "b": jax.ShapeDtypeStruct((1023, 1024), "float32")}
+    with pytest.warns(LayoutWarning, match=r"the optimizer slots of 1 large weight\(s\), 4.0 MiB on each device"):
+        (problem,) = kd.DataParallel(kd.DeviceMesh("batch=8"), shard_optimizer=True).plan(tree).problems
+    assert (problem.kind, problem.path) == ("whole", "a")
+    assert not kd.DataParallel(kd.DeviceMesh("batch=8")).plan(tree).problems
+
+
 def test_small_weights_may_stay_whole() -> None:
     tree = {"kernel": jax.ShapeDtypeStruct((511, 511), "float32")}  # 1 MiB less 4 KiB
     assert not kd.FullySharded(kd.DeviceMesh("data=8")).plan(tree).problems

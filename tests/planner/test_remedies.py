@@ -13,6 +13,7 @@ from tests.planner.mistakes import (
     CAUSES,
     CONFIG,
     DOWN,
+    EMBEDDING,
     GATE_UP,
     GOOD,
     MISTAKES,
@@ -20,7 +21,9 @@ from tests.planner.mistakes import (
     mistaken,
     program,
     report,
+    without,
 )
+from tests.training.test_split_weights import Mixture, X
 
 QUICK = ("down transposed", "head whole", "outputs whole")
 
@@ -106,6 +109,21 @@ def test_weights_left_whole_beside_split_partners_are_told():
     whole = [problem for problem in found.problems if problem.kind == "whole"]
     assert {problem.path.split("/")[-2] for problem in whole} == {"key", "value"}
     assert all("and 3 like it is whole along 'model'" in problem.summary for problem in whole)
+
+
+def test_a_large_weight_left_whole_is_told():
+    cause, whole = report(distribution(without(EMBEDDING))).problems
+    assert cause.path == whole.path == EMBEDDING and whole.kind == "whole"
+    assert f"rules[{EMBEDDING!r}] = ('model', None)" in cause.fix
+
+
+@pytest.mark.filterwarnings("ignore:a shard_map of the module")
+def test_experts_that_shard_map_splits_and_no_rule_shards():
+    layout_map = kd.LayoutMap(kd.DeviceMesh("data=2,expert=4"))
+    found = kd.plan(lambda: kd.Model.from_nnx(Mixture, seed=0), (X, X), kd.ModelParallel(layout_map), "sgd", "mse")
+    assert {"experts", "stages"} <= {problem.path for problem in found.problems if problem.kind == "whole"}
+    restored = pasted(found).layout_map
+    assert restored["experts"].axes == ("expert", None, None) and restored["stages"].axes == (None, None, "expert")
 
 
 @pytest.mark.parametrize(
