@@ -146,7 +146,8 @@ class _Reader:
                 made.operands = [*operands, *(value for value in captured if value not in operands)]
             made.results = [self._value(result) for result in operation.results]
             if name == "stablehlo.while":
-                _connect(operands, *made.blocks, made.results)
+                condition, body = made.blocks
+                _connect(operands, condition, body, made.results)
             elif name in _PRODUCTS:
                 made.is_rounded = "HIGH" not in str(dict(operation.attributes).get("precision_config"))
             known |= zip(operation.results, made.results, strict=True)
