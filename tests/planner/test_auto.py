@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pathlib
+import re
 import time
 import tomllib
 
@@ -269,6 +270,17 @@ def test_it_says_why():
     assert any(line == "sequence not sharded: 4 does not divide 6" for line in lines)
     text = str(found_for("block, nnx"))
     assert "Candidates, the best first" in text and "data=2, model=4" in text
+
+
+def test_its_text_is_readable_in_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = str(found_for("block, nnx")).splitlines()
+    assert max(map(len, lines)) <= 80
+    table = lines[lines.index("Candidates, the best first") + 1 :]
+    assert [cell.strip() for cell in re.split("[|\N{BOX DRAWINGS LIGHT VERTICAL}]", table[0])] == [
+        "mesh", "sharded", "least time", "memory", "moved"
+    ]  # fmt: skip
+    assert len(table) < 5 * 10, "lines for each candidate"
 
 
 def test_one_exchange_is_once_a_step():
