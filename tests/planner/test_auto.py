@@ -218,6 +218,23 @@ def test_nothing_fits():
     assert dataclasses.replace(found, best=compiled).fits is True
 
 
+def test_the_smallest_is_compiled_if_the_best_do_not_fit(monkeypatch):
+    """Nothing is said not to fit before the layout that needs least was compiled."""
+    compiled = []
+
+    def compiling(self, candidate, *rest):
+        compiled.append(candidate)
+        factor = 10 if len(compiled) < 4 else 1
+        return dataclasses.replace(candidate, compiled_seconds=1.0, compiled_nbytes=factor * candidate.nbytes)
+
+    monkeypatch.setattr(kd.AutoParallel, "_compiled", compiling)
+    factory, batch, loss = STEPS["mlp, nnx"]
+    found = kd.AutoParallel(MESH, target="cpu:8", memory_limit=200_000).search(factory, batch, "adam", loss)
+    assert len(compiled) == 4 and min(each.nbytes for each in compiled[:3]) * 10 > 200_000
+    others = [each.nbytes for each in found.candidates if each.compiled_nbytes is None]
+    assert found.fits and found.best.nbytes == compiled[3].nbytes <= min(others)
+
+
 def test_blocks_are_computed_again_where_memory_counts():
     rows = jax.ShapeDtypeStruct((2048, models.WIDTH), np.float32)
     auto = kd.AutoParallel(kd.DeviceMesh(MESH), "memory")
