@@ -85,8 +85,9 @@ def load(
             converted; the dtype in `config.json` is not used.
         scan: whether blocks are stacked, and one is compiled in a loop; see `Decoder`.
         remat: whether the backward pass computes each block again; see `Decoder`.
-        attention: `"xla"`, `"cudnn"`, `"splash"`, or `"auto"` for the fastest on the platform of the mesh; see the
-            `implementation` of `AttentionConfig`. The plan names the one that is used, and the reasons.
+        attention: `"xla"`, `"cudnn"`, `"splash"`, `"ring"`, or `"auto"`: a ring where the strategy has a sequence axis,
+            else the fastest on the platform of the mesh; see the `implementation` of `AttentionConfig`. The plan names
+            the one that is used, and the reasons.
         ignore: regular expression, or several, for names in the files that are not loaded, such as other heads.
 
     Raises:

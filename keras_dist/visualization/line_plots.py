@@ -74,7 +74,7 @@ def plot_bars(
         raise argument_error("values", values, "positive numbers by name", example={"fit": 0.9})
     aims = aims or {}
     hues = {name: _MISSED if each > aims.get(name, each) else _REACHED for name, each in values.items()}
-    rows = [Bar(name, n, hues[name], f"{n:.3g} {unit}".rstrip(), aims.get(name)) for name, n in values.items()]
+    rows = [Bar(name, n, hues[name], f"{n:.4g} {unit}".rstrip(), aims.get(name)) for name, n in values.items()]
     return Picture(title, titled(title, bars(rows)), [bar_table(title, ("", "value"), rows)])
 
 
