@@ -52,8 +52,16 @@ class SearchResult:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the layout fits into `memory_limit`: by its compiled step, or by the estimate; None without limit."""
-        return None if self.memory_limit is None else self.best.peak_nbytes <= self.memory_limit
+        """Whether the layout fits into `memory_limit`, by its compiled step or the estimate.
+
+        None without limit, and where the estimate fits, but not with twice the intermediate results, as in `Verdict`.
+        """
+        if self.memory_limit is None:
+            return None
+        if self.best.peak_nbytes > self.memory_limit:
+            return False
+        is_sure = self.best.compiled_nbytes is not None
+        return is_sure or self.best.nbytes + self.best.activation_nbytes <= self.memory_limit or None
 
     def __str__(self) -> str:
         headers = ("mesh", "sharded", "least time", "memory", "state", "moved", "compiled")
