@@ -236,6 +236,8 @@ def sequence_parallel(
 ) -> ModelParallel:
     """Shard the positions of sequences over one axis and the batch over the others, and replicate weights.
 
+    Attention passes keys and values around the axis; see `ops.dot_product_attention`.
+
     Args:
         model_or_factory: as for `kd.plan`.
         batch: as for `tensor_parallel`.
@@ -261,7 +263,10 @@ def sequence_parallel(
 
     Source: Li et al. 2021, arXiv:2105.13120.
     """
-    return _split(dim_classes(model_or_factory, batch, optimizer, loss), mesh, axis, "sequence")
+    found = _split(dim_classes(model_or_factory, batch, optimizer, loss), mesh, axis, "sequence")
+    is_whole = all(rule.axes[1:] == (None,) * (len(rule.axes) - 1) for rule in found.layout_map.values())
+    axis = None if is_whole else _axis_and_others(found.device_mesh, axis)[0]
+    return ModelParallel(found.layout_map, found.batch_dim_name, axis_names=found.axis_names, sequence_axis=axis)
 
 
 def spatial(

@@ -87,7 +87,7 @@ sys.modules.update(dict.fromkeys(hidden))
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("block", [block for block in BLOCKS if "initialize()" not in block])
+@pytest.mark.parametrize("block", [block for block in BLOCKS if "kd.initialize()" not in block])
 def test_every_block_of_the_readme_runs_as_it_stands_without_packages_that_it_does_not_name(block, tmp_path):
     hidden = not_installed_by([])
     assert {"keras", "pytest", "matplotlib", "PIL"} <= {*hidden}
@@ -105,19 +105,19 @@ def test_the_blocks_of_a_page_run_in_their_order_without_packages_that_it_does_n
     for name, block in [(name, block) for block in shown if (name := file_of(block))]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(block)
-    program = "\n".join(block for block in shown if "initialize()" not in block)
+    program = "\n".join(block for block in shown if "kd.initialize()" not in block)
     hidden = HIDE.format(hidden=not_installed_by(re.findall(r"# with the extra (\w+)$", program, re.MULTILINE)))
     run = forks.python("-c", f"{hidden}{program}", cwd=tmp_path, env=environment())
     assert run.returncode == 0, run.stderr[-2000:]
 
 
-JOBS = [page for page in PROGRAMS if "initialize()" in page.read_text() and page.parent.name != "start"]
+JOBS = [page for page in PROGRAMS if "kd.initialize()" in page.read_text() and page.parent.name != "start"]
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("page", JOBS, ids=[str(page.relative_to(ROOT)) for page in JOBS])
 def test_the_scripts_of_a_page_for_several_processes_run_in_the_launcher(page, tmp_path):
-    for block in [block for block in blocks(page.read_text()) if "initialize()" in block]:
+    for block in [block for block in blocks(page.read_text()) if "kd.initialize()" in block]:
         name = file_of(block) or "script.py"
         (tmp_path / name).write_text(block)
         command = ("-m", "keras_dist", "launch", "--processes", "2", "--", name)
@@ -167,7 +167,7 @@ SEVERAL = (ROOT / "docs" / "start" / "several_processes.md").read_text()
 
 @pytest.mark.multiprocess
 def test_the_script_for_several_processes_runs_as_its_page_says(tmp_path):
-    (script,) = [block for block in blocks(SEVERAL) if "initialize()" in block]
+    (script,) = [block for block in blocks(SEVERAL) if "kd.initialize()" in block]
     (tmp_path / "train.py").write_text(f"{HIDE.format(hidden=not_installed_by([]))}{script}")
     shared = dict(re.findall(r"(KERAS_DISTRIBUTION_(?:JOB_ADDRESSES|NUM_PROCESSES))=(\S+)", SEVERAL))
     commands = re.findall(r"^\$ (KERAS_DISTRIBUTION_PROCESS_ID)=(\d) python train.py", SEVERAL, re.MULTILINE)
@@ -218,8 +218,8 @@ def test_links_lead_somewhere():
 def test_every_public_name_is_on_a_page_and_has_an_example_or_a_reason():
     found = coverage.outcomes()
     assert not found[coverage.NO_PAGE] and not found[coverage.MISSING]
-    stale = {name for names in coverage.OF_NAMES.values() for name in names.split()}
-    assert stale <= {name.removeprefix("keras_dist.") for name in found[coverage.REASON]}
+    with_reasons = {f"keras_dist.{name}" for names in coverage.OF_NAMES.values() for name in names.split()}
+    assert with_reasons <= {*found[coverage.REASON], *found[coverage.EXAMPLE]}
 
 
 @pytest.mark.parametrize("name", few(MODULES, *(name for name in MODULES if name != "keras_dist.planner.compiled")))

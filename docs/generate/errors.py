@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import inspect
 import pathlib
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import keras_dist
 from keras_dist import errors
@@ -44,26 +45,35 @@ def pages() -> dict[str, str]:
 def raised(tree: ast.AST) -> Iterator[tuple[str, Row]]:
     """Yield the class of each error that this source makes, with its message, what was expected, and the way out."""
     known = {name for name in vars(errors) if name.endswith("Error")}
+    texts = {
+        target.id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and isinstance(node.value, ast.Constant | ast.JoinedStr | ast.BinOp | ast.IfExp)
+    }
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not node.args:
             continue
         kind = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        parts = {each.arg: _text(each.value) for each in node.keywords}
-        summary = _text(node.args[0])
-        if kind in known and summary.strip("… "):
-            yield kind, (summary, parts.get("expected", ""), parts.get("fix", ""))
+        parts = {each.arg: _text(each.value, texts) for each in node.keywords}
+        summary, expected, fix = _text(node.args[0], texts), parts.get("expected", ""), parts.get("fix", "")
+        if kind in known and len(re.findall(r"[a-z]{2,}", summary)) > 2:
+            yield kind, (summary, *(text if text.strip("… /") else "" for text in (expected, fix)))
 
 
-def _text(node: ast.AST) -> str:
+def _text(node: ast.AST, texts: Mapping[str, ast.AST]) -> str:
     """Return the text of an expression for a cell of a table, with `…` for what only a run can say."""
     if isinstance(node, ast.Constant):
         return _plain(node.value) if isinstance(node.value, str) else ""
+    if isinstance(node, ast.Name) and node.id in texts:
+        return _text(texts[node.id], {})
     if isinstance(node, ast.JoinedStr):
-        return "".join(_text(each) if isinstance(each, ast.Constant) else "…" for each in node.values)
+        return "".join(_text(each, {}) if isinstance(each, ast.Constant) else "…" for each in node.values)
     if isinstance(node, ast.BinOp):
-        return _text(node.left) + _text(node.right)
+        return _text(node.left, texts) + _text(node.right, texts)
     if isinstance(node, ast.IfExp):
-        return f"{_text(node.body)} / {_text(node.orelse)}"
+        return f"{_text(node.body, texts)} / {_text(node.orelse, texts)}"
     return "…"
 
 

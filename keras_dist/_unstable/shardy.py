@@ -10,7 +10,7 @@ import io
 import math
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -140,14 +140,14 @@ def main_of(module: Any) -> Any:
     return main.regions[0].blocks[0]
 
 
-def drop_constraints(module: Any) -> None:
-    """Remove the sharding constraints of a module."""
+def drop_constraints(module: Any, is_kept: Callable[[Any], bool] = lambda operation: False) -> None:
+    """Remove the sharding constraints of a module, except kept ones."""
     blocks = [block for region in module.regions for block in region.blocks]
     for block in blocks:  # which grows
         for each in list(block.operations):
             operation = each.operation
             blocks += [inner for region in operation.regions for inner in region.blocks]
-            if operation.name == "sdy.sharding_constraint":
+            if operation.name == "sdy.sharding_constraint" and not is_kept(operation):
                 operation.results[0].replace_all_uses_with(operation.operands[0])
                 operation.erase()
 

@@ -64,6 +64,7 @@ class Distribution:
         layout_map: the layout rules; None for a strategy without rules.
         axis_names: mesh axes for the model's names of dims; empty for a strategy without rules.
         strict: whether a layout rule without effect is an error.
+        sequence_axis: the mesh axis over which positions of sequences are sharded, or None.
 
     Source: `keras.src.distribution.distribution_lib.Distribution`.
     """
@@ -75,6 +76,7 @@ class Distribution:
     layout_map: LayoutMap | None = None
     axis_names: AxisNames = MappingProxyType({})
     strict: bool = False
+    sequence_axis: str | None = None
 
     def __init__(
         self, device_mesh: DeviceMesh, batch_dim_name: BatchDimName | None = None, auto_shard_dataset: bool = True

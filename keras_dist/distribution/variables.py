@@ -53,7 +53,7 @@ class VariableSpec:
             rank.
         keras_path: path of the variable in Keras, where it differs from `path`.
         is_frozen: whether it is a parameter that no gradient trains, because adapters do.
-        expert_dim: dim of the experts, which compiled steps never gather; None for other weights.
+        dim_names: names that the layer gives to dims, for `planner.dim_classes`; empty for most layers.
     """
 
     path: str
@@ -66,7 +66,12 @@ class VariableSpec:
     factor_of: tuple[VariableSpec, tuple[int | None, ...]] | None = None
     keras_path: str | None = None
     is_frozen: bool = False
-    expert_dim: int | None = None
+    dim_names: tuple[str | None, ...] = ()
+
+    @property
+    def expert_dim(self) -> int | None:
+        """The dim of experts, which compiled steps never gather: tokens move to their experts."""
+        return self.dim_names.index("experts") if "experts" in self.dim_names else None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,7 +104,7 @@ def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tupl
         role = _role(variables.get(tuple(key_path[:-1])), shape, dtype, collection, is_nnx_state(tree))
         metadata = metadata_of(owner)
         is_frozen = bool(metadata.get("is_frozen"))
-        noted: dict[str, Any] = {"is_frozen": is_frozen, "expert_dim": metadata.get("expert_dim")}
+        noted: dict[str, Any] = {"is_frozen": is_frozen, "dim_names": metadata.get("dim_names", ())}
         specs.append(VariableSpec(path, shape, dtype, role, own=_own_layout(path, owner), **noted))
         if factor_of := metadata.get("factor_of"):  # the name of a weight beside it, or "/" and a path
             weight, dims = factor_of

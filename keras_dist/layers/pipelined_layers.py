@@ -18,6 +18,7 @@ from flax import nnx
 from keras_dist._support import tree_paths
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import PyTree
+from keras_dist._unstable import jaxprs
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.pipelining import Pipeline, Pipelining, current_pipelining, is_whole_batch, note_pipeline
@@ -92,14 +93,15 @@ def run_pipeline(
     """Return the last carry, the random states afterwards, and the losses, averaged over micro-batches."""
     step: Any = current_pipelining()
     _check_state(layer)
-    place = _Placing(step, pipeline)
     stages, count, repeats, period = pipeline.stages, pipeline.micro_batches, pipeline.repeats, pipeline.period
     leading = 1 if repeats == 1 else 2
-    weights = place.by_stage(values, leading)
+    example = [_slices(values, leading), streams, _slices(carry, 0, count), _slices(inputs, 1), _slices(rows, 0, count)]
+    place = _Placing(step, pipeline, _groups(step, pipeline, run, example))
+    weights = place.of_groups(place.by_stage(values, leading))
     each = place.by_stage((inputs, jnp.arange(len(jax.tree.leaves(inputs)[0]))), 1)
     parts, rows = place.split(carry), place.split(rows)
 
-    def stage(weights: PyTree, each: PyTree, carry: PyTree, number: jax.Array, turn: jax.Array) -> Any:
+    def stage(weights: PyTree, each: PyTree, carry: PyTree, rows: PyTree, number: jax.Array, turn: jax.Array) -> Any:
         entered = turn - number  # the turn in which the first stage computed the micro-batch
         part, round_ = entered % period, jnp.clip(entered // period, 0, repeats - 1)
         is_valid = (entered >= 0) & (entered < (repeats - 1) * period + count) & (part < count)
@@ -113,20 +115,19 @@ def run_pipeline(
 
         return jax.lax.scan(body, carry, (own, each))
 
-    over_stages = jax.vmap(stage, (0, 0, 0, 0, None), spmd_axis_name=pipeline.axis)
+    over_groups = jax.vmap(stage, (0, None, 0, 1, None, None))
+    over_stages = jax.vmap(over_groups, (0, 0, 0, None, 0, None), spmd_axis_name=pipeline.axis)
     numbers = jnp.arange(stages)
 
     def turn(state: PyTree, turn: jax.Array) -> Any:
         buffer, kept = state
         entering = jax.tree.map(lambda value: _at(value, jnp.minimum(turn % period, count - 1), 1), kept)
         buffer = jax.tree.map(lambda new, old: jnp.where(_like(numbers, old) == 0, new, old), entering, buffer)
-        buffer, losses = over_stages(weights, each, place.pinned(buffer), numbers, turn)
+        buffer, losses = over_stages(weights, each, place.pinned(buffer), rows, numbers, turn)
         buffer = place.pinned(jax.tree.map(_shifted, place.pinned(buffer)))
         left = turn - stages + 1
-        is_kept = (left >= 0) & (left % period < count)
-        kept = jax.tree.map(
-            lambda kept, new: _with(kept, new, jnp.minimum(left % period, count - 1), is_kept), kept, buffer
-        )
+        is_kept, index = (left >= 0) & (left % period < count), jnp.minimum(left % period, count - 1)
+        kept = jax.tree.map(lambda kept, new: _with(kept, new, index, is_kept), kept, buffer)
         return (buffer, place.pinned(kept, 1)), losses
 
     kept = place.pinned(jax.tree.map(lambda value: jnp.broadcast_to(value[None], (stages, *value.shape)), parts), 1)
@@ -136,11 +137,38 @@ def run_pipeline(
     return place.joined(first), _drawn(streams), losses
 
 
+def _slices(tree: PyTree, leading: int, parts: int = 1) -> PyTree:
+    """Return the shapes of arrays without leading dims, and with a part of their first dim."""
+
+    def sliced(value: jax.Array) -> jax.ShapeDtypeStruct:
+        shape = value.shape[leading:]
+        return jax.ShapeDtypeStruct(shape if parts == 1 else (shape[0] // parts, *shape[1:]), value.dtype)
+
+    return jax.tree.map(sliced, tree)
+
+
+def _groups(step: Pipelining, pipeline: Pipeline, run: RunLayer, example: list[Any]) -> int:
+    """Return into how many groups, one a shard, rows are divided, each with a copy of the weights on its devices.
+
+    Gradients are then summed over the shards once, and not in each turn of the loop, from which XLA does not move the
+    sum (jax 0.10 on CPUs and TPUs). It takes layers that compute row by row: those that draw random numbers, add losses
+    or lay out arrays themselves see all rows of a micro-batch.
+    """
+    shards, (_, streams, carry, _, _) = step.mesh.axis_size(_rows_axes(step, pipeline.axis)), example
+    if shards == 1 or jax.tree.leaves(carry)[0].shape[0] % shards or jax.tree.leaves(streams):
+        return 1
+    program, results = jax.make_jaxpr(run, return_shape=True)(*example)
+    return 1 if results.losses or _LAY_OUT & jaxprs.primitives_in(program) else shards
+
+
+_LAY_OUT = {"sharding_constraint", "shard_map"}
+
+
 class _Placing:
     """The layouts of arrays in a pipeline."""
 
-    def __init__(self, step: Pipelining, pipeline: Pipeline) -> None:
-        self._step, self._pipeline, self._mesh = step, pipeline, step.mesh
+    def __init__(self, step: Pipelining, pipeline: Pipeline, groups: int) -> None:
+        self._step, self._pipeline, self._groups = step, pipeline, groups
         self._inside = _rows_axes(step, pipeline.axis)
 
     def by_stage(self, tree: PyTree, leading: int) -> PyTree:
@@ -152,21 +180,30 @@ class _Placing:
 
         return jax.tree.map(divided, tree)
 
+    def of_groups(self, tree: PyTree) -> PyTree:
+        """Return arrays (stages, groups, ...) of arrays (stages, ...)."""
+
+        def repeated(value: jax.Array) -> jax.Array:
+            copies = jnp.broadcast_to(value[:, None], (len(value), self._groups, *value.shape[1:]))
+            return self._pin(copies, self._pipeline.axis, self._inside if self._groups > 1 else None)
+
+        return jax.tree.map(repeated, tree)
+
     def split(self, tree: PyTree) -> PyTree:
-        """Return arrays (micro-batches, rows, ...); micro-batches are rows of all devices, which does not move any."""
+        """Return arrays (micro-batches, groups, rows, ...), where no row leaves its device."""
         count = self._pipeline.micro_batches
 
         def divided(value: jax.Array) -> jax.Array:
-            parts = value.reshape(-1, count, *value.shape[1:]).swapaxes(0, 1)
-            return self._pin(parts, None, self._dividing(parts.shape[1], self._inside))
+            parts = jnp.moveaxis(value.reshape(self._groups, -1, count, *value.shape[1:]), 2, 0)
+            return self._pin(parts, None, *self._rows(parts.shape[2]))
 
         return jax.tree.map(divided, tree)
 
     def joined(self, tree: PyTree) -> PyTree:
-        """Return arrays (rows, ...) of arrays (micro-batches, rows, ...)."""
+        """Return arrays (rows, ...) of arrays (micro-batches, groups, rows, ...)."""
 
         def together(value: jax.Array) -> jax.Array:
-            rows = value.swapaxes(0, 1).reshape(-1, *value.shape[2:])
+            rows = jnp.moveaxis(value, 0, 2).reshape(-1, *value.shape[3:])
             for axes in (self._inside, self._step.batch_axes):  # the first asks for the gather of the backward pass
                 rows = self._pin(rows, self._dividing(len(rows), axes))
             return rows
@@ -174,21 +211,24 @@ class _Placing:
         return jax.tree.map(together, tree)
 
     def pinned(self, tree: PyTree, between: int = 0) -> PyTree:
-        """Constrain arrays (stages, ..., rows, ...) with this number of dims between."""
+        """Constrain arrays (stages, ..., groups, rows, ...) with this number of dims between."""
 
         def pinned(value: jax.Array) -> jax.Array:
-            rows = self._dividing(value.shape[1 + between], self._inside)
-            return self._pin(value, self._pipeline.axis, *[None] * between, rows)
+            return self._pin(value, self._pipeline.axis, *[None] * between, *self._rows(value.shape[2 + between]))
 
         return jax.tree.map(pinned, tree)
 
+    def _rows(self, rows: int) -> tuple[Axis, Axis]:
+        """Return the axes of groups, and of the rows of a group."""
+        return (self._inside, None) if self._groups > 1 else (None, self._dividing(rows, self._inside))
+
     def _dividing(self, rows: int, axes: tuple[str, ...]) -> Axis:
-        return axes if axes and rows % self._mesh.axis_size(axes) == 0 else None
+        return axes if axes and rows % self._step.mesh.axis_size(axes) == 0 else None
 
     def _pin(self, value: jax.Array, *axes: Axis) -> jax.Array:
         free = [jax.sharding.PartitionSpec.UNCONSTRAINED] * (value.ndim - len(axes))
         spec = jax.sharding.PartitionSpec(*axes, *free)
-        return jax.lax.with_sharding_constraint(value, jax.sharding.NamedSharding(self._mesh.backend_mesh, spec))
+        return jax.lax.with_sharding_constraint(value, jax.sharding.NamedSharding(self._step.mesh.backend_mesh, spec))
 
 
 def _rows_axes(step: Pipelining, axis: Axis) -> tuple[str, ...]:

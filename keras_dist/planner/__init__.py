@@ -1,6 +1,7 @@
 """Plans of train steps, before anything is allocated: memory, communication and time, and layouts that reduce them."""
 
 from keras_dist.planner.auto import AutoParallel
+from keras_dist.planner.calibration import Calibration, calibrate
 from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded, dim_classes
@@ -19,6 +20,7 @@ from keras_dist.planner.tracing import StepProgram, trace_step
 
 __all__ = [
     "AutoParallel",
+    "Calibration",
     "Candidate",
     "CheckReport",
     "Chip",
@@ -37,6 +39,7 @@ __all__ = [
     "Target",
     "Unsharded",
     "assert_plan",
+    "calibrate",
     "check",
     "compile_for",
     "devices",

@@ -50,6 +50,7 @@ def _figures(compiled: Any, mesh: dict[str, int], slices: list[int]) -> dict[str
         f"{name}_nbytes": getattr(memory, f"{name}_size_in_bytes")
         for name in ("argument", "output", "alias", "temp", "generated_code")
     }
+    sizes["peak_nbytes"] = getattr(memory, "peak_memory_in_bytes", 0)  # since jax 0.9
     collectives = [vars(each) for each in program.collectives(mesh, slices)]
     run = {"flops": program.flops(), "accessed_nbytes": program.nbytes_accessed(), "kernels": program.kernels()}
     return {**sizes, "collectives": collectives, **run}

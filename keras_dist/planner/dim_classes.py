@@ -240,9 +240,8 @@ class OneDevice(ModelParallel):
         own = getattr(variable, "own", None)
         if own is not None and own.layout is None:
             self.own_names[variable.path] = own.entries
-        elif variable.expert_dim is not None:
-            dims = range(len(variable.shape))
-            self.own_names[variable.path] = tuple("experts" if dim == variable.expert_dim else None for dim in dims)
+        elif variable.dim_names:
+            self.own_names[variable.path] = variable.dim_names
         layout, factor_of = TensorLayout.replicated(len(variable.shape), self.device_mesh), variable.factor_of
         return layout if factor_of is None else layout.because(f"{FOLLOWS}{factor_of[0].path}")
 

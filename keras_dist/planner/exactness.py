@@ -14,7 +14,7 @@ from typing import Any
 
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.planner.halos import axes_text
-from keras_dist.planner.sharded_module import ShardedModule, layer_in, name_of
+from keras_dist.planner.sharded_module import ShardedModule, is_argument, layer_in, name_of
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
@@ -80,8 +80,19 @@ def _crossed(dims: Iterable[int], value: Any, module: ShardedModule, what: str) 
 
 def _concatenate(operation: Any, module: ShardedModule) -> str:
     dim = int(operation.attributes["dimension"])
+    if _is_shift(operation, dim, module):
+        return ""
     values = (*operation.operands, operation.results[0])
     return next(filter(None, (_crossed([dim], each, module, "concatenates along") for each in values)), "")
+
+
+def _is_shift(operation: Any, dim: int, module: ShardedModule) -> bool:
+    """Return whether shards of size 1 are rotated, as in a pipeline: one permute, which the slices count."""
+    parts = [None if is_argument(value.owner) else value.owner.operation for value in operation.operands]
+    if len(parts) != 2 or any(part is None or part.name != "stablehlo.slice" for part in parts):
+        return False
+    sources = [part.operands[0] for part in parts if part is not None]
+    return sources[0] == sources[1] and module.local_shape(operation.results[0])[dim] == 1
 
 
 def _reverse(operation: Any, module: ShardedModule) -> str:

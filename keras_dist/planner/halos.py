@@ -14,6 +14,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.planner.sharded_module import ShardedModule
 
@@ -107,10 +109,7 @@ def _pad(operation: Any, module: ShardedModule) -> _Windows:
 
 
 def _convolution(operation: Any, module: ShardedModule) -> _Windows:
-    numbers = str(operation.attributes["dimension_numbers"])
-    image, kernel, result = (
-        [part.strip() for part in labels.split(",")] for labels in re.findall(r"\[([^\]]*)\]", numbers)
-    )
+    image, kernel, result = _labels(operation)
     window = window_of(operation)
     local_kernel, local_result = module.local_shape(operation.operands[1]), module.local_shape(operation.results[0])
     found: _Windows = {}
@@ -126,11 +125,16 @@ def _convolution(operation: Any, module: ShardedModule) -> _Windows:
     return found
 
 
+def _labels(convolution: Any) -> list[list[str]]:
+    """Return the labels of the dims of image, kernel and result, such as `b`, `0` and `f`."""
+    numbers = str(convolution.attributes["dimension_numbers"])
+    return [[part.strip() for part in labels.split(",")] for labels in re.findall(r"\[([^\]]*)\]", numbers)]
+
+
 def window_of(convolution: Any) -> list[tuple[str, Interval, int, int, int]]:
     """Return label, padding, stride, dilation of the kernel and of the image for each spatial dim of a convolution."""
     attributes = convolution.attributes
-    numbers = str(attributes["dimension_numbers"])
-    labels = sorted(part for part in re.findall(r"\w+", numbers.partition("]")[0]) if part.isdigit())
+    labels = sorted(label for label in _labels(convolution)[0] if label.isdigit())
     count = len(labels)
     names = ("window_strides", "rhs_dilation", "lhs_dilation")
     given = [_numbers(attributes[name]) if name in attributes else [1] * count for name in names]
@@ -145,6 +149,25 @@ def window_of(convolution: Any) -> list[tuple[str, Interval, int, int, int]]:
 
 
 _WINDOWS = {"stablehlo.slice": _slice, "stablehlo.pad": _pad, "stablehlo.convolution": _convolution}
+
+
+def products_of(convolution: Any, module: ShardedModule) -> int:
+    """Return the products of one device, without those with padding and with zeros between places of the image."""
+    image, kernel, result = _labels(convolution)
+    lhs, rhs, out = (list(each.type.shape) for each in (*convolution.operands, convolution.results[0]))
+    local_rhs, local_out = (module.local_shape(each) for each in (convolution.operands[1], convolution.results[0]))
+    products = local_out[result.index("b")] * local_out[result.index("f")] * local_rhs[kernel.index("i")]
+    for label, (before, _), stride, dilation, gap in window_of(convolution):
+        size, ends = kernel.index(label), result.index(label)
+        whole = products_in_window(lhs[image.index(label)], rhs[size], out[ends], stride, dilation, gap, before)
+        products *= whole * local_rhs[size] * local_out[ends] / (rhs[size] * out[ends])
+    return round(products)
+
+
+def products_in_window(image: int, kernel: int, result: int, stride: int, dilation: int, gap: int, before: int) -> int:
+    """Return the products along one dim of a convolution, without those with padding and inserted zeros."""
+    at = np.arange(result)[:, None] * stride + np.arange(kernel) * dilation - before
+    return int(np.sum((at >= 0) & (at % gap == 0) & (at // gap < image)))
 
 
 def permute_widths(shard: int, size: int, needed: Sequence[Interval]) -> list[int] | None:

@@ -32,7 +32,8 @@ class PlanReport:
         step: *propagated*: collectives and costs by JAX's partitioner Shardy. XLA's program moves the same bytes
             unless `step.estimates` lists operations whose collectives may differ; the report then says *estimate*.
         activations: *propagated*: layouts of the outputs of submodules, and their reasons.
-        problems: rules without effect, and hidden reshards, which no rule asks for.
+        problems: rules without effect, repeated work, and hidden reshards, which no rule asks for. If other rules were
+            found that cost less, the first names the layout that costs most, and its `fix` is code with these rules.
         assumed: assumptions about the step, such as a default optimizer.
         verdict: whether the step fits on the target, and its least time there; None without a target.
         kernels: *exact*: the implementations that layers chose for the platform, such as attention by cuDNN.

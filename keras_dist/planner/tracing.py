@@ -202,8 +202,7 @@ class _MeanSquareOfOutputs(Loss):
     needs_targets = False
 
     def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        values = y_pred.astype(jnp.float32)
-        return jnp.mean(values * values)
+        return sum((jnp.mean(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(y_pred)), jnp.zeros(()))
 
 
 def _plan_of_batch(source: ShapeSource, distribution: Distribution) -> LayoutPlan:

@@ -35,6 +35,7 @@ class Verdict:
         rooflines: least times of a step, by the tier that they are computed from.
         compiled: *compiled*: figures of XLA's program for the target; None if it was not compiled.
         note: why it was not compiled.
+        calibrated_seconds: *calibrated*: estimated time of a step, from measured trainings; see `planner.calibrate`.
     """
 
     target: str
@@ -44,6 +45,7 @@ class Verdict:
     rooflines: Mapping[Tier, Roofline]
     compiled: CompiledFigures | None
     note: str = ""
+    calibrated_seconds: float | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -90,7 +92,10 @@ class Verdict:
     def _time(self) -> str:
         tier: Tier = "compiled" if "compiled" in self.rooflines else "propagated"
         line = self.roofline
-        return f"a step takes at least {1e3 * line.step_seconds:.3g} ms, limited by {line.bottleneck} ({tier})"
+        about = self.calibrated_seconds
+        estimated = "" if about is None else f", about {1e3 * about:.3g} ms (calibrated)"
+        least = f"a step takes at least {1e3 * line.step_seconds:.3g} ms, limited by {line.bottleneck} ({tier})"
+        return least + estimated
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain values for JSON."""
@@ -103,11 +108,20 @@ class Verdict:
             "exact": {"least_nbytes": self.least_nbytes},
             "propagated": {"most_nbytes": self.most_nbytes, **times["propagated"]},
             "compiled": None if compiled is None else {**dataclasses.asdict(compiled), **times.get("compiled", {})},
+            "calibrated": None if self.calibrated_seconds is None else {"step_seconds": self.calibrated_seconds},
             "note": self.note,
         }
 
 
-def judge(program: StepProgram, step: Propagated, target: Target, *, compiles: bool, timeout_seconds: float) -> Verdict:
+def judge(
+    program: StepProgram,
+    step: Propagated,
+    target: Target,
+    *,
+    compiles: bool,
+    timeout_seconds: float,
+    flash_attention: bool = False,
+) -> Verdict:
     """Return the verdict on a step that was traced for the platform of the target, on a mesh with as many devices."""
     mesh = program.state.mesh
     options: dict[str, Any] = {
@@ -116,7 +130,8 @@ def judge(program: StepProgram, step: Propagated, target: Target, *, compiles: b
     }
 
     def line(flops: float, figures: Propagated | CompiledFigures) -> Roofline:
-        moved = {"accessed_nbytes": figures.accessed_nbytes, "collectives": figures.collectives}
+        accessed = step.accessed_nbytes - step.scores_nbytes if flash_attention else figures.accessed_nbytes
+        moved = {"accessed_nbytes": accessed, "collectives": figures.collectives}
         return roofline(target, mesh.axis_sizes, flops=flops, **moved, **options)
 
     rooflines: dict[Tier, Roofline] = {"propagated": line(step.flops, step)}

@@ -19,7 +19,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 PLACEMENTS = ("before", "after", "both", "after_residual")
 QK_NORMS = (None, "head", "all")
-IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
+IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash", "ring")
 POOLED_ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "sigmoid", "linear")
 _NEEDED = {
     "linear": ("factor",),
@@ -104,10 +104,11 @@ class AttentionConfig:
         rotary: rotary position embeddings, or None.
         sliding_rotary: rotary position embeddings of `sliding_layers`; None for `rotary`.
         layers_without_rotary: indices of layers without rotary position embeddings.
-        implementation: `"xla"`, `"cudnn"`, `"splash"`, or `"auto"` for the fastest on the platform of the mesh: cuDNN
-            on GPUs, Pallas splash attention on TPUs, XLA elsewhere and where these do not support the options. With a
-            cache it is XLA. `"splash"` needs consecutive positions inside of a segment if there is a window; on CPUs it
-            is interpreted, which is slow.
+        implementation: `"xla"`, `"cudnn"`, `"splash"`, `"ring"`, or `"auto"`: a ring where the strategy has a sequence
+            axis (see `ops.dot_product_attention`), else the fastest on the platform of the mesh: cuDNN on GPUs, Pallas
+            splash attention on TPUs, XLA elsewhere and where these do not support the options. With a cache it is XLA.
+            `"splash"` needs consecutive positions inside of a segment if there is a window; on CPUs it is interpreted,
+            which is slow.
     """
 
     num_heads: int

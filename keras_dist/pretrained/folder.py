@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -10,13 +11,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from keras_dist._support.arguments import check_kind, check_option, check_path
 from keras_dist._support.types import DTypeLike
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ConfigError, FileMissingError, ModelError, cause, shorten
 from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.pretrained.config import IMPLEMENTATIONS, DecoderConfig, NetworkConfig
+from keras_dist.pretrained.config import IMPLEMENTATIONS, DecoderConfig, EncoderConfig, NetworkConfig
 from keras_dist.pretrained.decoder import Decoder
 from keras_dist.pretrained.encoder import Encoder
 from keras_dist.pretrained.family import family_named
@@ -26,6 +30,9 @@ from keras_dist.saving.tensor_format import SUFFIX, index_path
 from keras_dist.saving.tensor_reader import TensorReader
 
 CONFIG = "config.json"
+
+_MOST_POSITIONS = 2048
+"""Longest sequence for which a layout is found before weights are loaded."""
 
 Policy = DTypeLike | DTypePolicy | None
 Network = Decoder | Encoder
@@ -67,7 +74,10 @@ def load(
     """Load a network from a folder of `transformers`, on the current distribution.
 
     `config.json` names the family. Each process reads only the parts of the weights that its devices hold.
-    `AutoParallel` must have searched before: `auto.search(lambda: describe(folder), (x, y), loss="causal_lm")`.
+
+    `AutoParallel` first finds the layout, for Adam on one row per device of `max_length` positions, at most 2,048, with
+    the loss `causal_lm` for decoders. For other batches search with `describe`, and load under what is found:
+    `auto.search(lambda: describe(folder), (x, y), loss="causal_lm").distribution.scope()`.
 
     Args:
         folder: a folder with `config.json`, and `model.safetensors` or an index and the files that it names.
@@ -75,8 +85,9 @@ def load(
             converted; the dtype in `config.json` is not used.
         scan: whether blocks are stacked, and one is compiled in a loop; see `Decoder`.
         remat: whether the backward pass computes each block again; see `Decoder`.
-        attention: `"xla"`, `"cudnn"`, `"splash"`, or `"auto"` for the fastest on the platform of the mesh; see the
-            `implementation` of `AttentionConfig`. The plan names the one that is used, and the reasons.
+        attention: `"xla"`, `"cudnn"`, `"splash"`, `"ring"`, or `"auto"`: a ring where the strategy has a sequence axis,
+            else the fastest on the platform of the mesh; see the `implementation` of `AttentionConfig`. The plan names
+            the one that is used, and the reasons.
         ignore: regular expression, or several, for names in the files that are not loaded, such as other heads.
 
     Raises:
@@ -89,8 +100,13 @@ def load(
     Source: `transformers.AutoModelForCausalLM.from_pretrained`.
     """
     config = _attending(read_config(folder), attention)
-    model = _network(config, dtype=dtype, scan=scan, remat=remat, initializer="zeros")
-    model.build()
+    asked, options = current_distribution(), {"dtype": dtype, "scan": scan, "remat": remat}
+    if asked is not None and asked.is_searched:
+        asked, is_short = _found(asked, config, options)
+        options["remat"] = remat or is_short
+    with contextlib.nullcontext() if asked is None else asked.scope():
+        model = _network(config, **options, initializer="zeros")
+        model.build()
     model._arguments["initializer"] = None  # of a copy
     try:
         model.load_weights(folder, weight_map=weight_map(model, _rules(ignore), _names_in(folder)))
@@ -172,6 +188,18 @@ def _network(config: NetworkConfig, **options: Any) -> Network:
         fix = "for example dtype='bfloat16'; weights of other types are converted"
         raise ModelError("`dtype` must be floating-point", given=f"dtype={shorten(options['dtype'])}", fix=fix)
     return network
+
+
+def _found(auto: Any, config: NetworkConfig, options: Mapping[str, Any]) -> tuple[Distribution, bool]:
+    """Return the distribution that `AutoParallel` finds, and whether blocks are computed again."""
+    rows, length = auto.device_mesh.size, min(config.max_length, _MOST_POSITIONS)
+    batch: Any = jax.ShapeDtypeStruct((rows, length), "int32")
+    if isinstance(config, EncoderConfig) and config.image_size:
+        batch = jax.ShapeDtypeStruct((rows, config.image_size, config.image_size, config.channels), "float32")
+    is_decoder = isinstance(config, DecoderConfig)
+    batch, loss = ((batch, batch), "causal_lm") if is_decoder else (batch, None)
+    found = auto.search(lambda: _network(config, **options), batch, "adam", loss)
+    return found.distribution, found.best.remat is not None
 
 
 def _names_in(folder: str | os.PathLike[str]) -> Iterable[str]:

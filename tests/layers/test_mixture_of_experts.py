@@ -179,9 +179,19 @@ def test_a_rule_of_the_layer_and_classes_of_dims():
         kd.ModelParallel(kd.LayoutMap(mesh), ("data", "expert")), kernel_layout=("expert", None, None)
     ).plan(X, Y)
     assert by_layer.step.nbytes_by_axes() == model_on(PRESETS["experts"]()).plan(X, Y).step.nbytes_by_axes()
-    found = dim_classes(lambda: model_on(one_device()), (X, Y))["experts"]
-    assert {path for path, _ in found.members} >= {f"moe/experts_{part}" for part in ("gate", "up", "down")}
-    assert found.size == EXPERTS
+    found = dim_classes(lambda: model_on(one_device()), (X, Y))
+    assert {*found["experts"].members} == {(f"moe/experts_{part}", 0) for part in ("gate", "up", "down")}
+    assert found["experts"].size == EXPERTS and found["choices"].members == (("moe/router", 1),)
+    tensor = kd.presets.tensor_parallel(lambda: model_on(one_device()), (X, Y), kd.DeviceMesh("data=4,model=2"))
+    assert tensor.layout_map["moe/router"].axes[-1] is None
+
+
+def test_a_layout_is_found_for_it():
+    losses = [
+        model_on(distribution, capacity_factor=1.0).fit(X, Y, batch_size=ROWS, verbose=0).history["loss"]
+        for distribution in (kd.AutoParallel(kd.DeviceMesh(MESH)), one_device())
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
 
 
 def test_a_partial_batch_and_evaluation():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 import time
 import tomllib
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.assembly import distribution_from_config
+from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.planner import auto as auto_module
 from keras_dist.planner.search import Search
 from keras_dist.planner.search_result import distribution_of
@@ -354,6 +356,37 @@ def test_fit_finds_the_layout():
     assert history.history["loss"][1] < history.history["loss"][0]
     model.fit(x, x, batch_size=8, verbose=0)
     assert model.predict(x, verbose=0).shape == x.shape
+
+
+TEXT = np.random.default_rng(0).integers(0, models.VOCAB, (16, models.POSITIONS)).astype(np.int32)
+LLAMA = pathlib.Path(__file__).parent.parent / "pretrained" / "recordings" / "llama"
+MODULES = {
+    "scanned": (lambda: kd.Model.from_nnx(lambda rngs: models.Decoder(True, rngs), seed=0), models.CROSSENTROPY),
+    "described": (lambda: kd.pretrained.describe(LLAMA, scan=True), "causal_lm"),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_fit_finds_the_layout_of_transformers(name):
+    make, loss = MODULES[name]
+    with kd.AutoParallel(MESH if name == "scanned" else "data=8").scope():
+        model = make()
+    model.compile("adam", loss)
+    tokens = TEXT % 64
+    losses = model.fit(tokens, tokens, batch_size=8, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0] and not model.distribution.is_searched
+    assert model.state_plan.nbytes_per_device == live_nbytes(model) < model.state_plan.nbytes
+
+
+def test_fit_finds_the_layout_of_a_keras_model(keras):
+    with kd.AutoParallel(MESH).scope():
+        dense = keras.layers.Dense
+        model = kd.Model.from_keras(keras.Sequential([keras.Input((64,)), dense(256, "relu"), dense(64)]))
+    model.compile("adam", "mse")
+    x = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
+    losses = model.fit(x, x, batch_size=8, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0]
+    assert {axis for row in model.layout_plan.rows for entry in row.axes for axis in axis_tuple(entry)} >= {"model"}
 
 
 def test_fit_on_batches_of_unknown_shapes_says_what_to_do():

@@ -179,8 +179,36 @@ def test_tpus_are_asked_for_by_topology_and_nobody_waits_for_their_metadata(monk
     }
     assert environment["TPU_SKIP_MDS_QUERY"] == "1"
     assert environment["JAX_PLATFORMS"] == "cpu"
-    assert environment["JAX_OPTIMIZATION_LEVEL"] == "O1"
     assert "XLA_FLAGS" not in environment
+
+
+@pytest.mark.parametrize(
+    ("name", "default"), [("jax_optimization_level", "UNKNOWN"), ("jax_memory_fitting_level", "O2")]
+)
+def test_the_program_is_compiled_as_training_compiles_it(monkeypatch, name, default):
+    monkeypatch.setenv(name.upper(), "O1")  # it was read when JAX was imported
+    assert asked(monkeypatch, "v5e:4x4*2")[1][name.upper()] == default
+    before = getattr(jax.config, name)
+    jax.config.update(name, "O3")
+    try:
+        assert asked(monkeypatch, "v5e:4x4*2")[1][name.upper()] == "O3"
+    finally:
+        jax.config.update(name, before)
+
+
+@pytest.mark.parametrize(
+    ("temp", "peak", "expected"),
+    [(5000, 3000, 3000), (500, 3000, 1500), (500, 0, 1500)],
+    ids=["loops counted twice", "results counted twice", "not known"],
+)
+def test_the_peak_on_tpus_is_the_smaller_of_the_figures_of_xla(monkeypatch, temp, peak, expected):
+    sizes = {"argument": 1000, "output": 900, "alias": 900, "temp": temp, "peak": peak, "generated_code": 7}
+    answer = {f"{name}_nbytes": size for name, size in sizes.items()}
+    answer |= {"collectives": [], "flops": 1, "accessed_nbytes": 1, "kernels": {}, "seconds": 1.5}
+    monkeypatch.setitem(sys.modules, "libtpu", types.ModuleType("libtpu"))
+    monkeypatch.setattr(compiled, "_ask", lambda *_: answer)
+    found = compile_for(lowered(jnp.sum, (4, 2), "tpu"), "v5e:2x4")
+    assert (found.peak_nbytes, found.temp_nbytes) == (expected + 7, expected - 1000)
 
 
 def test_gpus_are_described_to_xla(monkeypatch):

@@ -1,5 +1,6 @@
 """Folders that others wrote: old forms of `config.json`, other names, and what cannot be used."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -264,3 +265,21 @@ def test_a_network_with_a_chosen_kernel_is_saved_in_any_dtype(dtype, tmp_path):
     document = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert document["dtype"] == jnp.dtype(dtype).name
     assert {array.dtype for array in load_file(tmp_path / "saved" / "model.safetensors").values()} == {jnp.dtype(dtype)}
+
+
+@pytest.mark.parametrize(("family", "is_short"), [("llama", False), ("vit", True)])
+def test_auto_parallel_finds_the_layout_before_weights_are_read(family, is_short):
+    mesh = kd.DeviceMesh("data=2,model=4")
+    least = contextlib.nullcontext()
+    if is_short:
+        least = pytest.warns(kd.errors.LayoutWarning, match="nothing fits")
+    with kd.AutoParallel(mesh, memory_limit=1 if is_short else None).scope(), least:
+        model = kd.pretrained.load(FOLDER / family)
+    assert not model.distribution.is_searched and model.distribution.device_mesh == mesh
+    assert sum(row.nbytes_per_device < row.nbytes for row in model.layout_plan.rows) > 8
+    assert model.remat == is_short
+    values = load_file(FOLDER / family / "outputs.safetensors")
+    inputs = values["pixel_values"].transpose(0, 2, 3, 1) if family == "vit" else values["input_ids"]
+    outputs = model.predict(inputs, verbose=0)
+    outputs = outputs["hidden"] if family == "vit" else outputs
+    np.testing.assert_allclose(outputs, values["outputs"], atol=1e-4)

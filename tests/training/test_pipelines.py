@@ -12,7 +12,7 @@ from keras_dist import layers
 from keras_dist.errors import DataError, DistributionError, LayoutError, LayoutWarning, ModelError
 from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, FeedForwardConfig, Rotary
 from keras_dist.pretrained import rules as rules_of
-from tests.training.collectives import collectives_of, of_kind
+from tests.training.collectives import nbytes_by_axes
 
 DEPTH, SIZE, ROWS, RATE, DIMS = 8, 4, 32, 0.1, (2, 1, 2, 1)
 rng = np.random.default_rng(0)
@@ -94,11 +94,15 @@ def test_training_is_that_of_one_device(rules, mesh, options, bubble):
 
 
 def test_only_micro_batches_move_between_stages(gpipe):
-    found = collectives_of(gpipe.lower_train_step(X, Y))
-    micro_batch = (1, ROWS // 8 // 2, SIZE)
-    assert of_kind(found, "collective-permute") == [[micro_batch]] * 2, "forward, and back"
-    assert not of_kind(found, "all-gather")
-    report = gpipe.plan(X, Y)
+    sizes, report = {"data": 2, "stage": 4}, gpipe.plan(X, Y)
+    found = nbytes_by_axes(gpipe.lower_train_step(X, Y).compile(), sizes)
+    weights, micro_batch = DEPTH // 4 * (6 * SIZE + 6 + SIZE * 6 + SIZE), ROWS // 8 // 2 * SIZE
+    assert found == {
+        ("collective_permute", ("stage",)): 4 * micro_batch * 11 * 2,  # in each turn, forward and back
+        ("all_reduce", ("stage",)): 4 * micro_batch * 8,  # the output
+        ("all_reduce", ("data",)): 4 * weights + 4,  # gradients once, and the loss
+    }
+    assert (report.step.nbytes_by_axes(), report.step.estimates) == (found, ())
     assert "'stack/block' over 'stage': 4 stages, 8 micro-batches, gpipe, 11 turns, bubble 27.3%" in str(report)
     assert report.to_dict()["pipelines"][0]["bubble"] == pytest.approx(3 / 11)
 

@@ -22,7 +22,7 @@ from keras_dist import activations
 from keras_dist._support.arguments import argument_error, check_int, check_number, check_optional, check_size
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.distribution.tracing import traced_distribution
+from keras_dist.distribution.tracing import may_use_kernels, traced_distribution
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -109,8 +109,8 @@ class MixtureOfExperts(Layer):
         >>> with kd.presets.experts(mesh).scope():
         ...     model = kd.Sequential([kd.Input((16, 8)), layers.MixtureOfExperts(4, 32, capacity_factor=1.25)])
         >>> plan = kd.plan(model, jax.ShapeDtypeStruct((8, 16, 8), "float32"))
-        >>> sorted({kind for kind, axes in plan.traffic if axes == ("expert",)})
-        ['all_to_all']
+        >>> plan.step.nbytes_by_axes()["all_to_all", ("expert",)]
+        3840
 
     Source: Lepikhin et al. 2020, arXiv:2006.16668 (GShard); Fedus et al. 2021, arXiv:2101.03961; Zoph et al. 2022,
     arXiv:2202.08906.
@@ -157,11 +157,12 @@ class MixtureOfExperts(Layer):
         """
         features, count, shared = input_shape[-1], self.num_experts, self.shared_experts * self.units
         self.router = self.add_weight((features, count), autocast=False, name="router")
+        self.router.set_metadata(dim_names=(*[None] * (self.router.ndim - 1), "choices"))
         for name in ("gate", "up", "down") if self.gated else ("up", "down"):
             shape = (self.units, features) if name == "down" else (features, self.units)
             each = each_slice(self.kernel_initializer, 1)
             kernel = self._add_kernel(f"experts_{name}", (count, *shape), each, self.kernel_layout)
-            kernel.set_metadata(expert_dim=kernel.ndim - 3)
+            kernel.set_metadata(dim_names=(*[None] * (kernel.ndim - 3), "experts", None, None))
             setattr(self, f"experts_{name}", kernel)
             if shared:
                 shape = (shared, features) if name == "down" else (features, shared)
@@ -245,7 +246,7 @@ class MixtureOfExperts(Layer):
 
         They do nothing where the experts are not sharded, or the mesh does not divide the rows.
         """
-        distribution = traced_distribution()
+        distribution = traced_distribution() if may_use_kernels() else None
         axes = () if distribution is None else _expert_axes(self.experts_up, distribution)
         if distribution is None or not axes:
             return _unchanged, _unchanged

@@ -26,10 +26,11 @@ class Stack(Wrapper):
     `dense` are `stack/dense/kernel` and so on, with the blocks as leading dim: (depth, ...). Each block has its own
     initial values, draws its own random numbers, and has its own statistics.
 
-    Where layout rules shard the leading dim over a mesh axis that is not an axis of the batch, and `compile` is given
-    `micro_batches`, train, test and predict steps run the blocks as a pipeline: each device holds and computes its part
-    of the blocks. A block must be independent of other rows then, and have no statistics. A last, partial batch is
-    divided into fewer micro-batches. Losses that blocks add are averaged over the micro-batches.
+    Where layout rules shard the leading dim over an axis of the mesh, and `compile` is given `micro_batches`, compiled
+    steps run the blocks as a pipeline: each device holds and computes its part of the blocks. A block must be
+    independent of other rows then, and have no statistics. A last, partial batch is divided into fewer micro-batches.
+    Losses that blocks add are averaged over the micro-batches. Other layers are computed on all stages, unless
+    `batch_dim_name=("data", "stage")` divides their rows among them.
 
     Args:
         block: the layer that is repeated, such as a `Sequential` or functional model, or a function without arguments

@@ -88,7 +88,7 @@ class DecoderFamily(Family):
     ignored: ClassVar = (r".*\.rotary_emb\.inv_freq",)
 
     def positions(self, document: Document) -> dict[str, Any]:
-        return {"attention.rotary": read_rotary(document)}
+        return {} if self.fixed.get("learned_positions") else {"attention.rotary": read_rotary(document)}
 
     def options(self, document: Document) -> dict[str, Any]:
         heads, size = document.get("num_attention_heads"), document.get("hidden_size")
