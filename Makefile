@@ -15,12 +15,12 @@ READY := $(VENV)/.ready
 # Python keeps what it compiled: the tests alone start a hundred processes that read the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo notebooks test test-all coverage soak lint type check bench dtensor parallax clean
+.PHONY: help setup demo notebooks docs test test-all coverage soak lint type check bench release-check dtensor parallax clean
 
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  make demo MESH=data=8,model=1         the same training on another mesh"
 	@echo "  make test PYTHON=/path/to/python3.12  any target on another Python"
@@ -32,6 +32,10 @@ demo: $(READY) ## train on handwritten digits, on a mesh of 8 fake CPU devices
 
 notebooks: $(READY) ## run every notebook, and keep what it prints
 	$(BIN)/python -m tests.test_notebooks
+
+docs: $(READY) ## build the site in build/site, without a network
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -c docs -d .cache/docs . build/site
+	@echo "open build/site/index.html"
 
 test: $(READY) ## run the tests of every room, in minutes
 	$(PYTEST) -m "not full"
@@ -57,9 +61,12 @@ type: $(READY) ## check types
 
 check: lint type test ## lint, type and test
 
-bench: $(READY) ## run every benchmark, and write what they found into README.md
+bench: $(READY) ## run every benchmark, and write what they found into docs/reference/benchmarks.md
 	@set -e; for script in $(sort $(basename $(notdir $(wildcard benchmarks/bench_*.py)))); do $(BIN)/python -m benchmarks.$$script; done
 	@$(BIN)/python -m benchmarks.report
+
+release-check: $(READY) ## build wheel and sdist, and run each in a clean environment
+	$(BIN)/python -m tests.documents.release
 
 dtensor: ## set up TensorFlow 2.15 for `make bench`, with its older numpy in .venv-dtensor
 	"$(PYTHON)" -m venv --clear .venv-dtensor

@@ -1,4 +1,4 @@
-"""Makes the table in README.md and `benchmarks/results.png` from the JSON of the last runs."""
+"""Makes the tables in docs/reference/benchmarks.md and `benchmarks/results.png` from the JSON of the last runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 
 from benchmarks import measure as m
 
-README = m.ROOT / "README.md"
+PAGE = m.ROOT / "docs" / "reference" / "benchmarks.md"
 PICTURE = m.ROOT / "benchmarks" / "results.png"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 ORDER = (
@@ -139,7 +139,7 @@ def main() -> None:
     """Write the table and the picture."""
     matplotlib.use("agg")
     records = read_records()
-    README.write_text(with_tables(README.read_text(), records))
+    PAGE.write_text(with_tables(PAGE.read_text(), records))
     draw(records, PICTURE)
 
 

@@ -84,7 +84,7 @@ class DistributionError(KerasDistError, ValueError):
     """A `Distribution` is incomplete, or differs from the one a model was built under."""
 
 
-class ConfigError(KerasDistError, ValueError):
+class ConfigError(_ErrorOfProblems, ValueError):
     """A config file cannot be read or has an invalid entry."""
 
 

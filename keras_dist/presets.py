@@ -17,8 +17,19 @@ from keras_dist.errors import DistributionError, LayoutError
 from keras_dist.planner.dim_classes import DimClasses, dim_classes
 from keras_dist.planner.logical_rules import BATCH, axis_names_of, layout_map_of, warn_of_unsharded
 
-__all__ = ["data_parallel", "fully_sharded", "hybrid", "sequence_parallel", "spatial", "tensor_parallel", "zero1"]
+__all__ = [
+    "data_parallel",
+    "experts",
+    "fully_sharded",
+    "hybrid",
+    "sequence_parallel",
+    "spatial",
+    "tensor_parallel",
+    "zero1",
+]
 
+EXPERTS = r"(.*/)?experts_(gate|up|down)"
+"""Rule for the weights of the experts of `layers.MixtureOfExperts`, whose first dim is the experts."""
 _TENSOR_PARALLEL = ("heads", "mlp", "vocab", "channels")
 _OTHER = ("data", "batch")
 """Names for an axis that the error suggests."""
@@ -84,6 +95,35 @@ def fully_sharded(mesh: DeviceMesh) -> FullySharded:
     """
     mesh = check_mesh(mesh, DistributionError)
     return FullySharded(mesh, tuple(mesh.axis_names))
+
+
+def experts(mesh: DeviceMesh, axis: str | None = None, *, fully_sharded: bool = False) -> Distribution:
+    """Shard the experts of `layers.MixtureOfExperts` over one axis, and the batch over all axes.
+
+    Other weights are replicated. Tokens are exchanged over `axis` by all-to-all.
+
+    Args:
+        mesh: the mesh.
+        axis: the axis for experts. By default the last.
+        fully_sharded: whether to shard all weights and slots over all axes (FSDP). The experts of a device are gathered
+            over the other axes alone.
+
+    Raises:
+        DistributionError: `mesh` is not a mesh, or has no such axis.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> found = kd.presets.experts(kd.DeviceMesh("data=2,expert=4"))
+        >>> found.batch_dim_name, found.layout_map["block/experts_up"].axes
+        (('data', 'expert'), ('expert', None, None))
+
+    Source: Lepikhin et al. 2020, arXiv:2006.16668.
+    """
+    mesh = check_mesh(mesh, DistributionError)
+    axis = mesh.axis_names[-1] if axis is None else str(resolve_axes("axis", axis, mesh))
+    rules, everything = LayoutMap(mesh), tuple(mesh.axis_names)
+    rules[EXPERTS] = (axis, None, None)
+    return FullySharded(mesh, everything, rules) if fully_sharded else ModelParallel(rules, everything)
 
 
 def tensor_parallel(
@@ -196,6 +236,8 @@ def sequence_parallel(
 ) -> ModelParallel:
     """Shard the positions of sequences over one axis and the batch over the others, and replicate weights.
 
+    Attention passes keys and values around the axis; see `ops.dot_product_attention`.
+
     Args:
         model_or_factory: as for `kd.plan`.
         batch: as for `tensor_parallel`.
@@ -221,7 +263,10 @@ def sequence_parallel(
 
     Source: Li et al. 2021, arXiv:2105.13120.
     """
-    return _split(dim_classes(model_or_factory, batch, optimizer, loss), mesh, axis, "sequence")
+    found = _split(dim_classes(model_or_factory, batch, optimizer, loss), mesh, axis, "sequence")
+    is_whole = all(rule.axes[1:] == (None,) * (len(rule.axes) - 1) for rule in found.layout_map.values())
+    axis = None if is_whole else _axis_and_others(found.device_mesh, axis)[0]
+    return ModelParallel(found.layout_map, found.batch_dim_name, axis_names=found.axis_names, sequence_axis=axis)
 
 
 def spatial(

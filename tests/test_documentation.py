@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import importlib.metadata
+import json
 import pathlib
 import pkgutil
 import re
@@ -11,12 +12,16 @@ import textwrap
 import tomllib
 
 import pytest
+import typer
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import keras_dist
 from keras_dist._support import extras
+from keras_dist.cli.app import app
 from tests import forks
+from tests.documents import coverage
 from tests.processes import environment
 from tests.soak import few
 
@@ -24,7 +29,24 @@ ROOT = pathlib.Path(__file__).parent.parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages(keras_dist.__path__, "keras_dist."))
 
 README = (ROOT / "README.md").read_text()
-BLOCKS = [textwrap.dedent(text) for text in re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)]
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "generated" not in path.parts]
+"""The pages of the site that are written by hand; `tests/documents/test_migrating.py` runs the one about migrating."""
+
+
+def blocks(text, language="python"):
+    """The blocks of a document in a language, without their indent."""
+    found = re.findall(rf"^ *```{language}\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for block in found]
+
+
+def file_of(block):
+    """The name of the file that a block is to be, which its first line says: `# train.py`."""
+    first = re.match(r"# ([\w/]+\.py)$", block.partition("\n")[0])
+    return first and first[1]
+
+
+BLOCKS = blocks(README)
+PROGRAMS = [page for page in PAGES if page.name != "migrating.md" and blocks(page.read_text())]
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -46,7 +68,7 @@ def not_installed_by(extras):
         except importlib.metadata.PackageNotFoundError:
             continue
         left += [(Requirement(each), extra) for each in inner for extra in ("", *requirement.extras)]
-    names = {name for name, *_ in found} | {"keras-dist"}
+    names = {name for name, *_ in found} | {"keras-dist", "sphinx"}  # scikit-learn looks for it in `sys.modules`
     owners = importlib.metadata.packages_distributions()
     return [module for module, of in owners.items() if not names & {*map(canonicalize_name, of)}]
 
@@ -65,9 +87,9 @@ sys.modules.update(dict.fromkeys(hidden))
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("block", [block for block in BLOCKS if "initialize()" not in block])
+@pytest.mark.parametrize("block", [block for block in BLOCKS if "kd.initialize()" not in block])
 def test_every_block_of_the_readme_runs_as_it_stands_without_packages_that_it_does_not_name(block, tmp_path):
-    hidden = not_installed_by(re.findall(r"# with the extra (\w+)$", block.splitlines()[0]))
+    hidden = not_installed_by([])
     assert {"keras", "pytest", "matplotlib", "PIL"} <= {*hidden}
     run = forks.python("-c", f"{HIDE.format(hidden=hidden)}{block}", cwd=tmp_path, env=environment())
     assert run.returncode == 0, run.stderr[-2000:]
@@ -77,11 +99,78 @@ def test_every_block_of_the_readme_runs_as_it_stands_without_packages_that_it_do
 
 
 @pytest.mark.multiprocess
-def test_the_script_for_several_processes_runs_as_the_readme_says(tmp_path):
-    (script,) = [block for block in BLOCKS if "initialize()" in block]
+@pytest.mark.parametrize("page", PROGRAMS, ids=[str(page.relative_to(ROOT)) for page in PROGRAMS])
+def test_the_blocks_of_a_page_run_in_their_order_without_packages_that_it_does_not_name(page, tmp_path):
+    shown = blocks(page.read_text())
+    for name, block in [(name, block) for block in shown if (name := file_of(block))]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(block)
+    program = "\n".join(block for block in shown if "kd.initialize()" not in block)
+    hidden = HIDE.format(hidden=not_installed_by(re.findall(r"# with the extra (\w+)$", program, re.MULTILINE)))
+    run = forks.python("-c", f"{hidden}{program}", cwd=tmp_path, env=environment())
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+JOBS = [page for page in PROGRAMS if "kd.initialize()" in page.read_text() and page.parent.name != "start"]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("page", JOBS, ids=[str(page.relative_to(ROOT)) for page in JOBS])
+def test_the_scripts_of_a_page_for_several_processes_run_in_the_launcher(page, tmp_path):
+    for block in [block for block in blocks(page.read_text()) if "kd.initialize()" in block]:
+        name = file_of(block) or "script.py"
+        (tmp_path / name).write_text(block)
+        command = ("-m", "keras_dist", "launch", "--processes", "2", "--", name)
+        run = forks.python(*command, cwd=tmp_path, env=environment())
+        assert run.returncode == 0, run.stderr[-2000:]
+
+
+def parsed(language, block):
+    """Raise where a block of data is not of its language."""
+    readers = {"toml": tomllib.loads, "json": json.loads, "yaml": lambda text: [*yaml.safe_load_all(text)]}
+    return readers[language](block)
+
+
+@pytest.mark.parametrize("language", ["toml", "json", "yaml"])
+def test_blocks_of_data_are_of_their_language(language):
+    for page in [ROOT / "README.md", *PAGES]:
+        for block in blocks(page.read_text(), language):
+            parsed(language, block)
+
+
+COMMAND = re.compile(r"^(?:\$ )?keras-dist ([a-z]\w*)(.*)$", re.MULTILINE)
+
+
+def test_commands_that_pages_show_have_these_options():
+    known = {name: {*(o for p in command.params for o in (*p.opts, *p.secondary_opts)), "--help"} for name, command in
+             typer.main.get_command(app).commands.items()}  # fmt: skip
+    shown = [
+        (page.name, *found.groups())
+        for page in [ROOT / "README.md", *PAGES]
+        for block in blocks(page.read_text(), "(?:console|bash|sh|shell)")
+        for found in COMMAND.finditer(block.replace("\\\n", " "))
+    ]
+    assert len(shown) > 5
+    for name, command, rest in shown:
+        options = {*re.findall(r"(?<= )--[a-z][\w-]*", re.split(r" -- | #", rest)[0])}
+        assert command in known and options <= known[command], (name, command, options - known.get(command, set()))
+
+
+def test_the_readme_is_two_screens():
+    assert len(README.encode()) <= 9 * 1024
+    first, *_ = README.partition("\n## ")
+    assert "<picture>" in first and "make demo" in first and BLOCKS[0] in first
+
+
+SEVERAL = (ROOT / "docs" / "start" / "several_processes.md").read_text()
+
+
+@pytest.mark.multiprocess
+def test_the_script_for_several_processes_runs_as_its_page_says(tmp_path):
+    (script,) = [block for block in blocks(SEVERAL) if "kd.initialize()" in block]
     (tmp_path / "train.py").write_text(f"{HIDE.format(hidden=not_installed_by([]))}{script}")
-    shared = dict(re.findall(r"(KERAS_DISTRIBUTION_(?:JOB_ADDRESSES|NUM_PROCESSES))=(\S+)", README))
-    commands = re.findall(r"^\$ (KERAS_DISTRIBUTION_PROCESS_ID)=(\d) python train.py", README, re.MULTILINE)
+    shared = dict(re.findall(r"(KERAS_DISTRIBUTION_(?:JOB_ADDRESSES|NUM_PROCESSES))=(\S+)", SEVERAL))
+    commands = re.findall(r"^\$ (KERAS_DISTRIBUTION_PROCESS_ID)=(\d) python train.py", SEVERAL, re.MULTILINE)
     assert len(shared) == 2 and [index for _, index in commands] == ["0", "1"]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -99,29 +188,38 @@ def test_errors_name_the_packages_of_an_extra_and_no_index_is_asked_for_keras_di
     packages_of = {
         name: " ".join(sorted(re.split("[<>=]", str(Requirement(each)))[0] for each in needed))
         for name, needed in PROJECT["optional-dependencies"].items()
-        if name not in ("bench", "test", "dev")
+        if name not in ("bench", "docs", "test", "dev")
     }
     assert {name: packages.replace("'", "") for name, packages in extras.PACKAGES.items()} == packages_of
-    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("keras_dist/**/*.py"), *ROOT.glob("notebooks/*")]
+    texts = [*ROOT.glob("*.md"), *PAGES, *ROOT.glob("keras_dist/**/*.py"), *ROOT.glob("notebooks/*")]
     assert not [
         str(file) for file in texts if "pip install 'keras_dist" in file.read_text() and "CHANGE" not in file.name
     ]
 
 
 def test_what_is_logged_as_loss_is_said_to_be_weighted_by_rows():  # which tests/models/test_token_weights.py computes
-    said = [README, keras_dist.Model.fit.__doc__, keras_dist.Model.evaluate.__doc__]
+    page = (ROOT / "docs" / "reference" / "beyond_keras.md").read_text()
+    said = [page, keras_dist.Model.fit.__doc__, keras_dist.Model.evaluate.__doc__]
     assert all("weighted by their rows" in re.sub(r"\s+(# )?", " ", text) for text in said)
 
 
 def test_the_ways_to_install_are_extras_that_jax_has():
-    named = re.findall(r'"jax\[(\w+)\]"', README)
+    named = re.findall(r'"jax\[(\w+)\]"', (ROOT / "docs" / "start" / "install.md").read_text())
     assert {"cuda13", "tpu"} <= set(named) <= set(importlib.metadata.metadata("jax").get_all("Provides-Extra"))
 
 
-def test_readme_links_lead_somewhere():
-    targets = re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text())
-    assert targets
-    assert all((ROOT / target).exists() for target in targets)
+def test_links_lead_somewhere():
+    for page in [ROOT / "README.md", *PAGES]:
+        targets = re.findall(r"\]\((?!http)([^)#\s]+)[^)]*\)|(?:src|srcset)=\"([^\"]+)\"", page.read_text())
+        missing = [each for pair in targets for each in pair if each and not (page.parent / each).exists()]
+        assert not [each for each in missing if "reference/generated/" not in each and "generated/" not in each], page
+
+
+def test_every_public_name_is_on_a_page_and_has_an_example_or_a_reason():
+    found = coverage.outcomes()
+    assert not found[coverage.NO_PAGE] and not found[coverage.MISSING]
+    with_reasons = {f"keras_dist.{name}" for names in coverage.OF_NAMES.values() for name in names.split()}
+    assert with_reasons <= {*found[coverage.REASON], *found[coverage.EXAMPLE]}
 
 
 @pytest.mark.parametrize("name", few(MODULES, *(name for name in MODULES if name != "keras_dist.planner.compiled")))

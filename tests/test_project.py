@@ -8,6 +8,7 @@ import subprocess
 import tomllib
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -31,6 +32,27 @@ def test_ci_runs_what_a_person_runs():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert "make lint type test-all soak ROUNDS=1" in script.read_text()
+
+
+def test_hosted_ci_runs_the_same_on_every_python():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    promised = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    assert jobs["run"]["strategy"]["matrix"]["python"] == promised
+    assert any(step.get("run", "").startswith(".ci/run ") for step in jobs["run"]["steps"])
+    assert any(step.get("run") == "make docs release-check" for step in jobs["site"]["steps"])
+
+
+def test_the_version_is_in_one_place():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["project"]["dynamic"] == ["version"]
+    assert settings["tool"]["hatch"]["version"]["path"] == "keras_dist/__init__.py"
+    assert not re.search(r"^version:", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+
+
+def test_templates_and_citation_are_yaml():
+    for path in [*(ROOT / ".github").rglob("*.yml"), ROOT / "CITATION.cff"]:
+        assert isinstance(yaml.safe_load(path.read_text()), dict), path
 
 
 @pytest.mark.parametrize("package", ["jax", "jaxlib", "flax"])

@@ -78,12 +78,13 @@ def argument_error(
 def names_unknown_keywords(method: Callable[Arguments, Checked]) -> Callable[Arguments, Checked]:
     """Decorate a public method: its error for an unknown keyword suggests a name and lists the valid ones."""
     known = [name for name in inspect.signature(method).parameters if name != "self"]
+    called = method.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
     @functools.wraps(method)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Checked:
         unknown = {name: value for name, value in kwargs.items() if name not in known}
         if unknown:
-            summary = f"`{method.__name__}` has no argument"
+            summary = f"`{called}` has no argument"
             given = ", ".join(f"{name}={shorten(value)}" for name, value in unknown.items())
             raise unknown_name_error(summary, next(iter(unknown)), known, given=given, error=ArgumentTypeError)
         return method(*args, **kwargs)

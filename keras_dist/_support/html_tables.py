@@ -25,7 +25,7 @@ STYLE = """
 .kd table.kd-table th, .kd table.kd-table td { padding: 3px 14px 3px 0; text-align: left; vertical-align: top;
   border: 0;
   border-bottom: 1px solid color-mix(in srgb, currentColor 16%, transparent); background: none; color: inherit;
-  max-width: 420px; overflow-wrap: anywhere; white-space: normal; }
+  max-width: 420px; overflow-wrap: anywhere; white-space: pre-line; }
 .kd table.kd-table th { font-weight: 600; border-bottom-color: color-mix(in srgb, currentColor 55%, transparent);
   white-space: nowrap; }
 .kd table.kd-table tfoot td { font-weight: 600; border-bottom: 0; }

@@ -119,6 +119,14 @@ def _constraints_in(jaxpr: Any) -> Iterator[tuple[Any, ...]]:
             yield from _constraints_in(inner)
 
 
+def primitives_in(jaxpr: Any) -> set[str]:
+    """Return the names of the operations of a jaxpr, and of jaxprs inside it."""
+    found: set[str] = set()
+    for equation in parts_of_jaxpr(jaxpr)[0].eqns:
+        found |= {equation.primitive.name}.union(*map(primitives_in, core.jaxprs_in_params(equation.params)))
+    return found
+
+
 def splits_of_inputs(jaxpr: Any) -> dict[int, dict[int, tuple[str, ...]]]:
     """Return, by input of a jaxpr and dim, the mesh axes over which a `shard_map` splits it.
 

@@ -10,7 +10,7 @@ import io
 import math
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,13 +28,29 @@ _TIMEOUT_S = 120
 
 
 def copy_of(lowered: jax.stages.Lowered) -> Any:
-    """Return the operation of a copy of a lowered program's module, with its platform as attribute `PLATFORM`."""
+    """Return the operation of a copy of a lowered program's module, for analysis: it computes other values.
+
+    The attribute `PLATFORM` of the module names its platform.
+
+    Shardy has no sharding rules for the elementwise operations of CHLO, such as `erf` and `square`, which XLA lowers
+    before it propagates (jaxlib 0.10.2 and 0.12). In the copy products replace them.
+    """
     of: Any = lowered
-    module: Any = lowered.compiler_ir("stablehlo")
+    module: Any = of.compiler_ir("stablehlo")
     with module.context:
         copy = module.operation.clone()
         copy.attributes[PLATFORM] = ir.StringAttr.get(of._lowering._platforms[0])
-        return copy
+        found: list[Any] = []
+        copy.walk(lambda operation: found.append(operation) or ir.WalkResult.ADVANCE)
+        for operation in found:
+            types = {value.type for value in (*operation.operands, *operation.results)}
+            if operation.name.startswith("chlo.") and len(types) == len(operation.results) == 1:
+                operands = [operation.operands[0], operation.operands[-1]]
+                with ir.InsertionPoint(operation):
+                    product = ir.Operation.create("stablehlo.multiply", [*types], operands, loc=operation.location)
+                operation.results[0].replace_all_uses_with(product.results[0])
+                operation.erase()
+    return copy
 
 
 def run_passes(module: Any, passes: str) -> None:
@@ -48,17 +64,16 @@ def with_origins(lowered: jax.stages.Lowered) -> Any:
 
     Where the process of `sharding_origins` crashes, origins are missing.
     """
-    module: Any = lowered.compiler_ir("stablehlo")
+    module = copy_of(lowered)
     written = io.BytesIO()
-    module.operation.write_bytecode(written)
+    module.write_bytecode(written)
     program = [sys.executable, "-P", sharding_origins.__file__]
     with contextlib.suppress(subprocess.SubprocessError, OSError):
         found = subprocess.run(program, input=written.getvalue(), capture_output=True, check=True, timeout=_TIMEOUT_S)
         with module.context:
             return ir.Module.parse(found.stdout).operation
-    copy = copy_of(lowered)
-    run_passes(copy, sharding_origins.PASSES.partition("{")[0])
-    return copy
+    run_passes(module, sharding_origins.PASSES.partition("{")[0])
+    return module
 
 
 def rename(operation: Any, name: str) -> None:
@@ -130,14 +145,14 @@ def main_of(module: Any) -> Any:
     return main.regions[0].blocks[0]
 
 
-def drop_constraints(module: Any) -> None:
-    """Remove the sharding constraints of a module."""
+def drop_constraints(module: Any, is_kept: Callable[[Any], bool] = lambda operation: False) -> None:
+    """Remove the sharding constraints of a module, except kept ones."""
     blocks = [block for region in module.regions for block in region.blocks]
     for block in blocks:  # which grows
         for each in list(block.operations):
             operation = each.operation
             blocks += [inner for region in operation.regions for inner in region.blocks]
-            if operation.name == "sdy.sharding_constraint":
+            if operation.name == "sdy.sharding_constraint" and not is_kept(operation):
                 operation.results[0].replace_all_uses_with(operation.operands[0])
                 operation.erase()
 

@@ -42,7 +42,7 @@ from keras_dist.data.resumable import is_numbered
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.fully_sharded import FullySharded
-from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.mesh import DeviceMesh, fitting_sizes
 from keras_dist.distribution.strategy import Distribution, strategy_named
 from keras_dist.errors import ConfigError, MeshError
 from keras_dist.planner import AutoParallel, Target, devices
@@ -205,10 +205,7 @@ def _mesh(mesh: MeshConfig, devices: Sequence[Any] | None) -> DeviceMesh:
 def _fix_of_shape(mesh: MeshConfig, devices: Sequence[Any] | None) -> str:
     """Suggest a shape for these devices, and on CPUs fake devices for the mesh."""
     here = list_devices() if devices is None else devices
-    (first, _), *others = mesh.shape.items()
-    inner = math.prod(size for _, size in others)
-    fits = inner > 0 and len(here) % inner == 0
-    sizes = {first: len(here) // inner if fits else len(here), **{name: size if fits else 1 for name, size in others}}
+    sizes = dict(zip(mesh.shape, fitting_sizes(tuple(mesh.shape.values()), len(here)), strict=True))
     text = ",".join(f"{name}={size}" for name, size in sizes.items())
     ways = [f'--mesh {text}, or shape = "{text}" in the config' if mesh.dcn_shape is None else "change a size"]
     count = math.prod((*mesh.shape.values(), *(mesh.dcn_shape or {}).values()))

@@ -10,8 +10,8 @@ from keras_dist._support.arguments import is_number
 from keras_dist.callbacks.callback import Callback, Logs
 from keras_dist.errors import MissingExtraError, shorten
 from keras_dist.training.throughput import Timing
-from keras_dist.visualization import plot_history
-from keras_dist.visualization.history import TextPlot
+from keras_dist.visualization import plot_curves, plot_history
+from keras_dist.visualization.history import epoch_numbers
 
 
 class History(Callback):
@@ -20,6 +20,8 @@ class History(Callback):
     Attributes:
         history: for each name (`loss`, `val_loss`, ...) its value in each epoch.
         epoch: numbers of the epochs.
+        rows_of: for each name the indices of the epochs that have a value, among all epochs of this object;
+            `validation_freq` skips some.
         timing: speed of the steps so far; None before the end of the first epoch.
     """
 
@@ -27,6 +29,8 @@ class History(Callback):
         super().__init__()
         self.history: dict[str, list[float]] = {}
         self.epoch: list[int] = []
+        self.rows_of: dict[str, list[int]] = {}
+        self._count = 0
         self.timing: Timing | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -38,10 +42,14 @@ class History(Callback):
         self.epoch.append(epoch)
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(value)
+            self.rows_of.setdefault(name, []).append(self._count)
+        self._count += 1
 
     def get_state(self) -> dict[str, Any]:
         """Return the values of all epochs."""
-        return {"epoch": list(self.epoch), "history": {name: list(values) for name, values in self.history.items()}}
+        lists = {"history": self.history, "rows_of": self.rows_of}
+        copies = {key: {name: list(values) for name, values in each.items()} for key, each in lists.items()}
+        return {"epoch": list(self.epoch), "count": self._count, **copies}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the values of all epochs.
@@ -49,18 +57,20 @@ class History(Callback):
         Raises:
             ValueError: `state` is not a history.
         """
-        epoch, history = state["epoch"], state["history"]
-        if not isinstance(epoch, list) or not all(isinstance(values, list) for values in history.values()):
+        epoch, history, rows_of = state["epoch"], state["history"], state.get("rows_of", {})
+        lists = (epoch, *history.values(), *rows_of.values())
+        if not all(isinstance(values, list) for values in lists):
             raise ValueError("epochs and values must be lists")
-        self.epoch, self.history = epoch, history
+        self.epoch, self.history, self.rows_of = epoch, history, rows_of
+        self._count = state.get("count", len(epoch))
 
     def _repr_html_(self) -> str:
-        count = max(map(len, self.history.values()), default=0)
-        epochs = self.epoch if len(self.epoch) == count else range(count)
-        columns = [_by_epoch(values, count) for values in self.history.values()]
-        lines = [(epoch + 1, *texts) for epoch, *texts in zip(epochs, *columns, strict=True)]
+        numbers = epoch_numbers(self, self.history)
+        columns = [dict(zip(numbers[name], values, strict=True)) for name, values in self.history.items()]
+        epochs = sorted({number for column in columns for number in column})
+        lines = [(number, *(_text(column.get(number)) for column in columns)) for number in epochs]
         headers = ("epoch", *self.history)
-        heading = html_tables.paragraph(f"History of {count} epochs")
+        heading = html_tables.paragraph(f"History of {len(epochs)} epochs")
         return html_tables.fragment(heading, html_tables.table(headers, lines, numbers=headers))
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
@@ -70,7 +80,7 @@ class History(Callback):
             path: file to save the plot to, or None.
 
         Returns:
-            The `matplotlib.figure.Figure`. Without matplotlib and a `path`, the plot as text, which a notebook shows.
+            The `matplotlib.figure.Figure`; without matplotlib and a `path`, the picture of `plot_curves`.
 
         Raises:
             ModelError: the history is empty.
@@ -81,14 +91,8 @@ class History(Callback):
         except MissingExtraError:
             if path is not None:
                 raise
-            return TextPlot(self.history)
+            return plot_curves(self)
 
 
-def _by_epoch(values: list[Any], count: int) -> list[str]:
-    """Return a text for each epoch; fewer values than epochs belong to every n-th epoch."""
-    step = max(1, count // len(values)) if values else 1
-    texts = [""] * count
-    for index, value in enumerate(values):
-        place = min((index + 1) * step, count) - 1
-        texts[place] = f"{float(value):.5g}" if is_number(value) else shorten(value)
-    return texts
+def _text(value: Any) -> str:
+    return "" if value is None else f"{float(value):.5g}" if is_number(value) else shorten(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-import sys
+import warnings
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -97,17 +97,14 @@ def auto(
             list(given.devices.flat) if any_mesh else given,
             objective or chosen.objective,
             target or chosen.target,
-            memory_limit or chosen.memory_limit or _memory_here(target or chosen.target),
+            memory_limit or chosen.memory_limit,
             compiles=compile_it,
         )
-        found = finder.search(**inputs)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "nothing fits")  # the explanation begins with it
+            found = finder.search(**inputs)
     show_toml(found, json)
-    best, limit = found.best, finder.memory_limit
-    nbytes = best.nbytes if best.compiled_nbytes is None else best.compiled_nbytes
-    if limit is None or nbytes <= limit:
-        return 0
-    print(f"nothing fits: the best candidate needs {nbytes:,} bytes of a device, which has {limit:,}", file=sys.stderr)
-    return 1
+    return 1 if found.fits is False else 0
 
 
 def check(
@@ -123,14 +120,6 @@ def check(
         report = planner.check(**_inputs(load(config, mesh, settings), target))
     show(report, json)
     return 1 if report.problems else 0
-
-
-def _memory_here(target: str | None) -> int | None:
-    """Return the memory of a device of this machine, if the backend reports it; None for a target."""
-    import jax
-
-    stats = (jax.local_devices()[0].memory_stats() if target is None else None) or {}
-    return stats.get("bytes_limit")
 
 
 def _inputs(run: RunConfig, target: str | None) -> dict[str, Any]:

@@ -291,11 +291,13 @@ class ModelParallelConfig(DistributionConfig):
     Args:
         layout: layouts by rule, where a rule is a path or a regular expression that matches whole paths.
         strict: whether rules that match no variable raise.
+        sequence_axis: the mesh axis of positions; None for none.
     """
 
     strategy: Literal["model_parallel"] = "model_parallel"
     layout: Layout = None
     strict: _Flag = False
+    sequence_axis: _Axis = None
 
     def layout_axes(self) -> dict[str, tuple[LayoutEntry, ...]]:
         """Return the rules for a `LayoutMap`."""

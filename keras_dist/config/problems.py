@@ -106,7 +106,7 @@ def refuse(what: str, *, allowed: str, fix: str = "") -> PydanticCustomError:
 def config_error(file: str, problems: Sequence[Problem], more: int = 0) -> ConfigError:
     """Combine `problems` into one error; list the first few and count the rest."""
     first = problems[:_MOST_LISTED]
-    parts = [{"given": one.given, "expected": one.allowed, "fix": one.fix or "remove it"} for one in first]
+    parts: list[Any] = [{"given": one.given, "expected": one.allowed, "fix": one.fix or "remove it"} for one in first]
     count = len(problems) + more
     if count == 1:
         return ConfigError(first[0].headline(file), **parts[0])

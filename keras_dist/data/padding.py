@@ -32,16 +32,13 @@ def pad_batch(
     gradients, with the right `reduction`:
 
     - Padded steps with a mask, as by `Embedding(mask_zero=True)` or `Masking`: `reduction=None`, whatever the loss
-    divides
-      by. It divides by the unmasked values, and weights must not change. The default would multiply loss and gradients
-      by `padded / real`.
+      divides by. It divides by the unmasked values, and weights must not change. The default would multiply loss and
+      gradients by `padded / real`.
     - A loss that divides by the sum of weights, "mean_with_sample_weight", or by nothing, "sum": that reduction, with
-    or
-      without a mask.
+      or without a mask.
     - A loss with the default reduction and no mask: the default.
     - Padded rows of a model with a mask and the default reduction: not possible, since the loss also divides by the
-    steps
-      of the added rows. Compile the loss with `reduction="mean_with_sample_weight"`, and pass that here.
+      steps of the added rows. Compile the loss with `reduction="mean_with_sample_weight"`, and pass that here.
 
     The model treats added rows like any other rows: they are part of the statistics of `BatchNormalization`, activity
     regularizers and `metrics`, and `predict` returns outputs for them. The loss that `fit` and `evaluate` log is, as in

@@ -57,6 +57,8 @@ class FullySharded(RuleBased):
         strict: raise for rules without effect, instead of warning.
         axis_names: mesh axes for the model's names of dims, `{"embed": "data", "layers": None}`: an axis, a tuple of
             axes, or None for unsharded.
+        sequence_axis: the mesh axis of positions: of the second dim of data, where it divides this dim. Attention then
+            passes keys and values around this axis; see `ops.dot_product_attention`.
 
     Raises:
         DistributionError: an axis does not exist, or the layout map has another mesh.
@@ -81,14 +83,19 @@ class FullySharded(RuleBased):
         *,
         strict: bool = False,
         axis_names: AxisNames | None = None,
+        sequence_axis: str | None = None,
     ) -> None:
         device_mesh = check_mesh(device_mesh, DistributionError)
+        if isinstance(axis, LayoutMap):
+            fix = "FullySharded(device_mesh, layout_map=rules)"
+            raise DistributionError("`axis` must be a mesh axis", given="axis: a LayoutMap", fix=fix)
         first = device_mesh.axis_names[0]
         self.axis = resolve_axes("axis", first if axis is None else axis, device_mesh)
         example = 2**20
         self._min_size_bytes = check_int("min_size_bytes", min_size_bytes, 0, example=example, error=DistributionError)
         rules = _check_same_mesh(layout_map, device_mesh)
-        super().__init__(device_mesh, rules, batch_dim_name or self.axis, auto_shard_dataset, strict, axis_names)
+        batch = batch_dim_name or self.axis
+        super().__init__(device_mesh, rules, batch, auto_shard_dataset, strict, axis_names, sequence_axis)
 
     @classmethod
     def from_config(cls, mesh: DeviceMesh, config: FullyShardedConfig) -> Self:
@@ -96,8 +103,8 @@ class FullySharded(RuleBased):
         rules = LayoutMap(mesh)
         for rule, axes in config.layout_axes().items():
             rules[rule] = axes
-        least = config.min_size_bytes or 0
-        return cls(mesh, config.axis, rules, config.batch_axis, min_size_bytes=least, strict=config.strict)
+        options: dict[str, Any] = {"strict": config.strict, "sequence_axis": config.sequence_axis}
+        return cls(mesh, config.axis, rules, config.batch_axis, min_size_bytes=config.min_size_bytes or 0, **options)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
         """Return the layout by the rules, with the largest divisible unsharded dim sharded over `axis`.

@@ -118,9 +118,12 @@ class TensorLayout:
         chosen = max(dims, key=lambda d: (shape[d], -d))
         return TensorLayout([free if d == chosen else axis for d, axis in enumerate(self._axes)], mesh)
 
-    def without(self, axes: Sequence[str]) -> TensorLayout:
-        """Return this layout with dims over any of these axes unsharded."""
-        kept = [tuple(name for name in axis_tuple(axis) if name not in axes) for axis in self._axes]
+    def without(self, axes: Sequence[str], but: int | None = None) -> TensorLayout:
+        """Return this layout with dims over any of these axes unsharded, except for one dim."""
+        kept = [
+            axis if dim == but else tuple(name for name in axis_tuple(axis) if name not in axes)
+            for dim, axis in enumerate(self._axes)
+        ]
         return TensorLayout(kept, self._device_mesh)
 
     def __eq__(self, other: object) -> bool:

@@ -23,14 +23,18 @@ from keras_dist.errors import LayoutError, LayoutWarning, did_you_mean, nearest
 LIMIT_EXPLAINED = 20
 """Maximum number of rules without effect that are explained, since a hint compares a rule with all paths."""
 
-Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh", "dead", "substring", "whole", "reshard"]
+Kind = Literal[
+    "rank", "axis", "indivisible", "ambiguous", "mesh", "dead", "substring", "whole", "repeated", "reshard", "cause"
+]
+"""`dead`, `substring`: a rule without effect. `whole`: a weight that is not sharded. `repeated`: devices compute the
+same. `reshard`: moves data. `cause`: a layout that causes the others. Other kinds cannot be applied."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """A problem of the layout rules, in the four parts of an error."""
 
-    kind: Kind  # "dead", "substring": no effect; "whole": not sharded; "reshard": moves data; others cannot be applied
+    kind: Kind
     path: str  # of the variable, or the rule if it had no effect
     summary: str
     given: str

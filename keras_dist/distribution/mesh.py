@@ -84,7 +84,7 @@ class DeviceMesh:
         if dcn_shape is not None:
             spans, placed = _hybrid(sizes, _spans(dcn_shape, names), flat)
         else:
-            placed = flat.reshape(_resolve_sizes(sizes, flat.size))
+            placed = flat.reshape(_resolve_sizes(sizes, flat.size, are_given=devices is not None))
             if devices is None:
                 placed = _names(arrangement.by_default(_found(flat), placed.shape))
         self.__setstate__((names, placed, spans))
@@ -294,7 +294,15 @@ def _names(devices: np.ndarray) -> np.ndarray:
     return np.vectorize(devices_module.device_name)(devices)
 
 
-def _resolve_sizes(sizes: tuple[int, ...], device_count: int) -> tuple[int, ...]:
+def fitting_sizes(sizes: Sequence[int], device_count: int) -> tuple[int, ...]:
+    """Return sizes for so many devices: another size of the first axis, if the other sizes divide the number."""
+    _, *others = sizes
+    inner = math.prod(others)
+    fits = inner > 0 and device_count % inner == 0
+    return (device_count // inner, *others) if fits else (device_count, *[1] * len(others))
+
+
+def _resolve_sizes(sizes: tuple[int, ...], device_count: int, *, are_given: bool) -> tuple[int, ...]:
     resolved = _inferred(sizes, device_count)
     if resolved is None:
         known, unknown = math.prod(size for size in sizes if size != -1), sizes.count(-1)
@@ -303,6 +311,9 @@ def _resolve_sizes(sizes: tuple[int, ...], device_count: int) -> tuple[int, ...]
         more = "or make more fake CPU devices with kd.use_cpu_devices(n)"
         given = f"shape={sizes} ({product}) on {device_count} device(s)"
         fix = f"change a size, write -1 for one of them, {some if not unknown and known < device_count else more}"
+        if are_given:
+            fix = f"shape={fitting_sizes(sizes, device_count)} for the {device_count} devices that were given"
+            fix += f"; or devices=[...] with {known} devices" * (not unknown)
         raise MeshError("Shape does not match the number of devices", given=given, fix=fix)
     return resolved
 

@@ -46,6 +46,8 @@ class ModelParallel(RuleBased):
         strict: raise for rules without effect, instead of warning.
         axis_names: mesh axes for the model's names of dims, `{"embed": "data", "layers": None}`: an axis, a tuple of
             axes, or None for unsharded.
+        sequence_axis: the mesh axis of positions: of the second dim of data, where it divides this dim. Attention then
+            passes keys and values around this axis; see `ops.dot_product_attention`.
         device_mesh: not needed; if given, it must be the mesh of the layout map.
 
     Raises:
@@ -71,6 +73,7 @@ class ModelParallel(RuleBased):
         *,
         strict: bool = False,
         axis_names: AxisNames | None = None,
+        sequence_axis: str | None = None,
         device_mesh: DeviceMesh | None = None,
     ) -> None:
         rules, mesh = check_layout_map(layout_map)
@@ -79,7 +82,7 @@ class ModelParallel(RuleBased):
             given = f"device_mesh={device_mesh}, layout_map on {mesh}"
             raise DistributionError(summary, given=given, fix="leave `device_mesh` out: the layout map has one")
         batch = None if batch_dim_name == () else batch_dim_name or mesh.axis_names[0]
-        super().__init__(mesh, rules, batch, auto_shard_dataset, strict, axis_names)
+        super().__init__(mesh, rules, batch, auto_shard_dataset, strict, axis_names, sequence_axis)
 
     @classmethod
     def from_config(cls, mesh: DeviceMesh, config: ModelParallelConfig) -> Self:
@@ -87,7 +90,7 @@ class ModelParallel(RuleBased):
         rules = LayoutMap(mesh)
         for rule, axes in config.layout_axes().items():
             rules[rule] = axes
-        return cls(rules, config.batch_axis, strict=config.strict)
+        return cls(rules, config.batch_axis, strict=config.strict, sequence_axis=config.sequence_axis)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
         """Return the layout by the rules, else the model's own layout, else replicated.

@@ -365,7 +365,7 @@ def plan_variables(
     rows = [
         dataclasses.replace(
             make_row(spec.path, spec.shape, spec.dtype, spec.role, layout, layout.reason, slot_layout),
-            compute_axes=layout.without(gathered if spec.role == "parameter" else ()).axes,
+            compute_axes=layout.without(gathered if spec.role == "parameter" else (), spec.expert_dim).axes,
             aliases=spec.aliases,
             keras_path=spec.keras_path,
         )

@@ -13,7 +13,7 @@ from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 from keras_dist.distribution.model_layout_hints import AxisNames
 from keras_dist.distribution.strategy import BatchDimName, Distribution, resolve_axes
 from keras_dist.distribution.variables import VariableSpec
-from keras_dist.errors import DistributionError
+from keras_dist.errors import DistributionError, shorten
 
 
 class RuleBased(Distribution):
@@ -23,6 +23,7 @@ class RuleBased(Distribution):
         batch_dim_name: the mesh axis, or axes, of the batch; None for a replicated batch.
         strict: raise for rules without effect, instead of warning.
         axis_names: mesh axes for the model's names of dims.
+        sequence_axis: the mesh axis of the second dim of data, where it divides this dim.
     """
 
     layout_map: LayoutMap
@@ -35,11 +36,13 @@ class RuleBased(Distribution):
         auto_shard_dataset: bool,
         strict: bool,
         axis_names: AxisNames | None,
+        sequence_axis: str | None = None,
     ) -> None:
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
         self.layout_map = layout_map  # pyright: ignore[reportIncompatibleVariableOverride]: here there is always one
         self.axis_names = _check_axis_names(axis_names, device_mesh)
         self.strict = strict
+        self.sequence_axis = self._check_sequence_axis(sequence_axis)
         replicas = self.num_model_replicas
         if self._is_multi_process and self.num_processes > replicas and self.num_processes % replicas != 0:
             raise DistributionError(
@@ -55,8 +58,11 @@ class RuleBased(Distribution):
         return self.device_mesh.axis_size(axis_tuple(self.batch_dim_name))
 
     def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
-        """Shard the batch dim over `batch_dim_name`."""
-        return self._shard_batch(data_shape)
+        """Shard the batch dim over `batch_dim_name`, and the second dim over `sequence_axis` where it divides it."""
+        layout, axis = self._shard_batch(data_shape), self.sequence_axis
+        if axis is None or len(data_shape) < 2 or data_shape[1] % self.device_mesh.axis_size(axis):
+            return layout
+        return TensorLayout((layout.axes[0], axis, *layout.axes[2:]), self.device_mesh)
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
         """Return the layout of the activation or input called `path` by the rules.
@@ -71,6 +77,18 @@ class RuleBased(Distribution):
         same = copy.copy(self)
         same.layout_map = self.layout_map.copy()
         return same
+
+    def _check_sequence_axis(self, axis: Any) -> str | None:
+        if axis is None:
+            return None
+        names = self.device_mesh.axis_names
+        if axis not in names or axis in axis_tuple(self.batch_dim_name):
+            free = [name for name in names if name not in axis_tuple(self.batch_dim_name)]
+            summary = "`sequence_axis` must be an axis of the mesh that is not an axis of the batch"
+            given = f"sequence_axis={shorten(axis)}, mesh {self.device_mesh.describe()}, batch {self.batch_dim_name!r}"
+            fix = f"for example sequence_axis={free[-1]!r}" if free else 'for example DeviceMesh("data=2,sequence=4")'
+            raise DistributionError(summary, given=given, fix=fix)
+        return str(axis)
 
     def _decided(self, variable: Any) -> TensorLayout | None:
         """Return the layout of a variable, with its reason; None if there is none.

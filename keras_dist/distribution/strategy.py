@@ -64,6 +64,7 @@ class Distribution:
         layout_map: the layout rules; None for a strategy without rules.
         axis_names: mesh axes for the model's names of dims; empty for a strategy without rules.
         strict: whether a layout rule without effect is an error.
+        sequence_axis: the mesh axis over which positions of sequences are sharded, or None.
 
     Source: `keras.src.distribution.distribution_lib.Distribution`.
     """
@@ -75,6 +76,7 @@ class Distribution:
     layout_map: LayoutMap | None = None
     axis_names: AxisNames = MappingProxyType({})
     strict: bool = False
+    sequence_axis: str | None = None
 
     def __init__(
         self, device_mesh: DeviceMesh, batch_dim_name: BatchDimName | None = None, auto_shard_dataset: bool = True
@@ -403,7 +405,7 @@ def override(value: Distribution) -> Generator[None]:
 def resolve_axes(argument: str, value: Any, mesh: DeviceMesh) -> str | tuple[str, ...]:
     """Return the axes of `mesh` that `value` names: one name, or several as a tuple."""
     names = tuple(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else (value,)
-    unknown = [name for name in names if name not in mesh.axis_sizes]
+    unknown = [name for name in names if name not in mesh.axis_names]
     if unknown or not names or len(set(names)) != len(names):
         raise DistributionError(
             f"`{argument}` must be one of {list(mesh.axis_names)}, or a tuple of them"

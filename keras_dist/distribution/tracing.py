@@ -42,7 +42,7 @@ def may_use_kernels() -> bool:
 
 @contextlib.contextmanager
 def without_kernels() -> Generator[None]:
-    """Trace layers without kernels: a search for layouts follows dims through operations, and kernels hide them."""
+    """Trace layers without kernels and layouts: a search follows dims through operations; or only shapes are needed."""
     token = _may_use_kernels.set(False)
     try:
         yield

@@ -53,6 +53,7 @@ class VariableSpec:
             rank.
         keras_path: path of the variable in Keras, where it differs from `path`.
         is_frozen: whether it is a parameter that no gradient trains, because adapters do.
+        dim_names: names that the layer gives to dims, for `planner.dim_classes`; empty for most layers.
     """
 
     path: str
@@ -65,6 +66,12 @@ class VariableSpec:
     factor_of: tuple[VariableSpec, tuple[int | None, ...]] | None = None
     keras_path: str | None = None
     is_frozen: bool = False
+    dim_names: tuple[str | None, ...] = ()
+
+    @property
+    def expert_dim(self) -> int | None:
+        """The dim of experts, which compiled steps never gather: tokens move to their experts."""
+        return self.dim_names.index("experts") if "experts" in self.dim_names else None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,7 +104,8 @@ def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tupl
         role = _role(variables.get(tuple(key_path[:-1])), shape, dtype, collection, is_nnx_state(tree))
         metadata = metadata_of(owner)
         is_frozen = bool(metadata.get("is_frozen"))
-        specs.append(VariableSpec(path, shape, dtype, role, own=_own_layout(path, owner), is_frozen=is_frozen))
+        noted: dict[str, Any] = {"is_frozen": is_frozen, "dim_names": metadata.get("dim_names", ())}
+        specs.append(VariableSpec(path, shape, dtype, role, own=_own_layout(path, owner), **noted))
         if factor_of := metadata.get("factor_of"):  # the name of a weight beside it, or "/" and a path
             weight, dims = factor_of
             path_of_weight = weight if weight.startswith("/") else f"{_parent(path)}/{weight}"

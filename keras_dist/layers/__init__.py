@@ -27,7 +27,9 @@ from keras_dist.layers.core.input_layer import InputLayer as InputLayer
 from keras_dist.layers.core.lambda_ import Lambda as Lambda
 from keras_dist.layers.core.masking import Identity as Identity
 from keras_dist.layers.core.masking import Masking as Masking
+from keras_dist.layers.core.mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 from keras_dist.layers.core.pipeline import Pipeline as Pipeline
+from keras_dist.layers.core.stack import Stack as Stack
 from keras_dist.layers.core.wrapper import SpectralNormalization as SpectralNormalization
 from keras_dist.layers.core.wrapper import TimeDistributed as TimeDistributed
 from keras_dist.layers.core.wrapper import Wrapper as Wrapper

@@ -25,7 +25,7 @@ from keras_dist.errors import ArgumentTypeError, DistributionError, KerasDistErr
 from keras_dist.layers.call_arguments import as_shapes, called_with_shapes
 from keras_dist.layers.names import keras_paths
 from keras_dist.layers.runtime import LayerRuntime
-from keras_dist.layers.stacked_layers import each_slice, stack_size
+from keras_dist.layers.stacked_layers import each_slice, leading_dims, stack
 from keras_dist.layers.weight_arguments import (
     Identifier,
     Layout,
@@ -242,21 +242,23 @@ class Building:
             initializer = described.get(f"{name}_initializer", default)
         layout = described.get(f"{name}_layout") if layout is None else layout
         shape = () if shape is None else shape
-        if (count := stack_size()) is not None:
-            shape, initializer = (count, *check_shape(shape, repr(label))), each_slice(initializer)
+        leading = leading_dims()
+        if leading:
+            shape, initializer = (*leading, *check_shape(shape, repr(label))), each_slice(initializer, len(leading))
             axes: Any = getattr(layout, "axes", layout)
-            layout = None if layout is None else (None, *axes)
+            layout = None if layout is None else (*[None] * len(leading), *axes)
         value = drawn(initializer, shape, dtype, f"{label!r} in layer {self.name!r}")
         with made_by_layer():
+            first = value[(0,) * len(leading)] if leading else value
             variable = Variable(
-                value, trainable=trainable, autocast=autocast, aggregation=aggregation, name=name, layout=layout
+                first, trainable=trainable, autocast=autocast, aggregation=aggregation, name=name, layout=layout
             )
         variable.set_metadata(
             regularizer=regularizers.get(regularizer) or described.get(f"{name}_regularizer"),
             constraint=constraints.get(constraint) or described.get(f"{name}_constraint"),
         )
-        if count is not None:
-            variable.set_metadata(stacked=count)
+        if leading:
+            stack(variable, value, len(leading))
         self._number_weight(variable)
         if self._runtime.made is not None:
             self._runtime.made.append((label, variable))

@@ -1,76 +1,178 @@
 """Equal layers as one layer whose weights have a leading dim, called in a `jax.lax.scan`.
 
 XLA then compiles one block for any number of them, and a gather of FSDP or the rematerialization of a block happens in
-the loop. The weights are in an ordinary layer, so that paths, rules and LoRA work as without a stack.
+the loop. The weights are in an ordinary layer, so that paths, rules and LoRA work as without a stack. A leading dim
+over an axis of the mesh makes the loop a pipeline: `pipelined_layers`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist import initializers
 from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist._unstable.flax_internals import attribute_order, restore_order, without_eager_sharding
+from keras_dist.layers.pipelined_layers import OneLayer, pipeline_of, run_pipeline
 from keras_dist.layers.recurrent.loop_body import add_losses
-from keras_dist.variables import call_context
+from keras_dist.variables import Frozen, call_context
 
 if TYPE_CHECKING:
     from keras_dist.layers.layer import Layer
+    from keras_dist.variables.variable import Variable
 
-_stack_size: contextvars.ContextVar[int | None] = contextvars.ContextVar("stack_size", default=None)
+_NOT_STATISTICS = (nnx.Param, Frozen, nnx.RngState, nnx.Intermediate)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Stacking:
+    """The leading dims of weights that are created now, and the new weights with their stacked values."""
+
+    dims: tuple[int, ...]
+    made: list[tuple[Variable, jax.Array]] = dataclasses.field(default_factory=list)
+
+
+_stacking: contextvars.ContextVar[_Stacking | None] = contextvars.ContextVar("stacking", default=None)
+_is_block: contextvars.ContextVar[bool] = contextvars.ContextVar("is_block", default=False)
 
 
 @contextlib.contextmanager
-def stacked_weights(count: int) -> Iterator[None]:
-    """Create weights with a leading dim: one slice for each of `count` layers, with its own initial values."""
-    token = _stack_size.set(count)
+def stacked_weights(*dims: int) -> Iterator[None]:
+    """Create weights with these leading dims: one slice for each layer, with its own initial values.
+
+    Inside, the weights are those of the first layer, so that layers may be called to create their sublayers' weights.
+    """
+    stacking = _Stacking(dims)
+    token = _stacking.set(stacking)
     try:
         yield
     finally:
-        _stack_size.reset(token)
+        _stacking.reset(token)
+    for variable, value in stacking.made:
+        variable.set_raw_value(value)
+        call_context.note_created(variable, value)  # replaces the note of the first slice
 
 
-def stack_size() -> int | None:
-    """Return the leading dim of weights that are created now; None for weights of one layer."""
-    return _stack_size.get()
+@contextlib.contextmanager
+def without_weights() -> Iterator[None]:
+    """Let models that know their inputs create no weights when they are made: a stack creates them."""
+    token = _is_block.set(True)
+    try:
+        yield
+    finally:
+        _is_block.reset(token)
 
 
-def each_slice(initializer: str | Mapping[str, Any] | Callable[..., Any] | None) -> Callable[..., jax.Array]:
-    """Return an initializer of a stack, given the initializer of its slices."""
+def is_block() -> bool:
+    """Return whether models that are made now create no weights."""
+    return _is_block.get()
+
+
+def leading_dims() -> tuple[int, ...]:
+    """Return the leading dims of weights that are created now; none for weights of one layer."""
+    stacking = _stacking.get()
+    return () if stacking is None else stacking.dims
+
+
+def stack(variable: Variable, value: jax.Array, leading: int) -> None:
+    """Give a new weight its stacked value when the stack is built; regularize and constrain each slice."""
+    stacking: Any = _stacking.get()
+    stacking.made.append((variable, value))
+    metadata = variable.get_metadata()
+    if (regularizer := metadata.get("regularizer")) is not None:
+        variable.set_metadata("regularizer", lambda value: jnp.sum(_over_slices(regularizer, leading)(value)))
+    if (constraint := metadata.get("constraint")) is not None:
+        variable.set_metadata("constraint", _over_slices(constraint, leading))
+
+
+def each_slice(
+    initializer: str | Mapping[str, Any] | Callable[..., Any] | None, leading: int
+) -> Callable[..., jax.Array]:
+    """Return an initializer of a stack with this number of leading dims, given the initializer of its slices."""
     draw = initializers.get(initializer)
 
     def draw_all(shape: tuple[int, ...], dtype: DTypeLike, key: jax.Array) -> jax.Array:
-        return jax.vmap(lambda key: draw(shape[1:], dtype, key=key))(jax.random.split(key, shape[0]))
+        keys = jax.random.split(key, math.prod(shape[:leading]))
+        return jax.vmap(lambda key: draw(shape[leading:], dtype, key=key))(keys).reshape(shape)
 
     return draw_all
 
 
-def scan_layers(layer: Layer, call: Callable[[Any, PyTree, PyTree], PyTree], carry: PyTree, inputs: PyTree) -> PyTree:
-    """Return the last carry of `carry = call(one, carry, input)`, for each layer `one` of a stack and its input.
+def scan_layers(
+    layer: Layer,
+    call: Callable[[Any, PyTree, PyTree, PyTree], PyTree],
+    carry: PyTree,
+    inputs: PyTree,
+    rows: PyTree = None,
+    *,
+    pipelines: bool = False,
+    repeats: int = 1,
+    remat: bool = False,
+) -> PyTree:
+    """Return the last carry of `carry = call(one, carry, input, rows)`, for each layer `one` of a stack and its input.
 
     Random states, of Dropout, are not stacked: each layer continues the stream of the layer before.
+
+    Args:
+        layer: a layer that was built in `stacked_weights`.
+        call: calls one layer of the stack.
+        carry: what a layer takes and returns.
+        inputs: arrays with a leading dim, a slice for each layer.
+        rows: further arrays for all layers, with the rows of the batch as first dim.
+        pipelines: whether the layers may be a pipeline. The first dim of all of `carry` is then the rows of the batch.
+        repeats: number of leading parts of the stack, for `stacked_weights(repeats, count // repeats)`.
+        remat: whether the backward pass computes each layer again.
     """
-    context = call_context.current()
-    training = None if context is None else context.training
+    context = call_context.current() or call_context.CallContext()
     graphdef, streams, state = nnx.split(layer, nnx.RngState, ...)
     values, structure = jax.tree.flatten(state)
-    order = attribute_order(layer)
+    order, after = attribute_order(layer), []
 
-    def body(carried: tuple[PyTree, PyTree], turn: tuple[list[jax.Array], PyTree]) -> tuple[PyTree, list[jax.Array]]:
+    def run(values: list[jax.Array], streams: PyTree, carry: PyTree, each: PyTree, rows: PyTree) -> OneLayer:
         with without_eager_sharding():
-            one = nnx.merge(graphdef, carried[1], structure.unflatten(turn[0]), copy=True)
+            one = nnx.merge(graphdef, streams, structure.unflatten(values), copy=True)
         restore_order(one, order)
-        with call_context.entered(training, anew=True) as inside:
-            outputs = call(one, carried[0], turn[1])
-            return (outputs, nnx.state(one, nnx.RngState)), inside.losses
+        with call_context.entered(context.training, anew=True) as inside:
+            inside.is_computed_again = remat or context.is_computed_again
+            outputs = call(one, carry, each, rows)
+            statistics, after[:] = _flat(nnx.state(one, nnx.Not(_NOT_STATISTICS)))
+            return OneLayer(outputs, nnx.state(one, nnx.RngState), statistics, inside.losses)
 
-    (carry, streams), losses = jax.lax.scan(body, (carry, streams), (values, inputs))
+    run = jax.checkpoint(run) if remat else run
+    pipeline = pipeline_of(layer, carry, repeats) if pipelines else None
+    if pipeline is not None:
+        carry, streams, losses = run_pipeline(pipeline, layer, run, values, streams, carry, inputs, rows)
+    else:
+        if repeats > 1:
+            values = [value.reshape(-1, *value.shape[2:]) for value in values]
+
+        def body(carried: tuple[PyTree, PyTree], turn: tuple[list[jax.Array], PyTree]) -> Any:
+            one = run(turn[0], carried[1], carried[0], turn[1], rows)
+            return (one.carry, one.streams), (one.statistics, one.losses)
+
+        (carry, streams), (statistics, losses) = jax.lax.scan(body, (carry, streams), (values, inputs))
+        if repeats > 1:
+            statistics = [value.reshape(repeats, -1, *value.shape[1:]) for value in statistics]
+        nnx.update(layer, after[0].unflatten(statistics))
     nnx.update(layer, streams)
     add_losses(layer, losses)
     return carry
+
+
+def _over_slices(function: Callable[[jax.Array], jax.Array], leading: int) -> Callable[[jax.Array], jax.Array]:
+    for _ in range(leading):
+        function = jax.vmap(function)
+    return function
+
+
+def _flat(state: PyTree) -> tuple[list[jax.Array], list[Any]]:
+    values, structure = jax.tree.flatten(state)
+    return values, [structure]

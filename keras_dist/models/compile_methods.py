@@ -55,6 +55,7 @@ class CompileMethods(StepMethods):
         uneven: Literal["pad"] | None = None,
         report: Sequence[str] | str | None = None,
         batch_keys: Mapping[str, PyTree] | None = None,
+        micro_batches: int | None = None,
     ) -> None:
         """Configure the model for training. Optimizer slots are created here, sharded like their parameters.
 
@@ -121,6 +122,10 @@ class CompileMethods(StepMethods):
                 `dict(x="input_ids", y="labels", sample_weight="attention_mask")`; for several inputs a tuple, list or
                 dict of keys. They apply to the batches and examples of all datasets, and to dicts of arrays without
                 `y`; `predict` needs the keys of `x` only.
+            micro_batches: number of parts into which a batch is split for the pipelines of the model: of each
+                `layers.Stack`, or decoder with `scan=True`, whose leading dim layout rules shard over an axis of
+                stages. Other layers compute the whole batch. Gradients and results are the same. By default layers are
+                not pipelined.
 
         Raises:
             UnknownNameError: a name is not known.
@@ -199,7 +204,7 @@ def _step_options(given: Mapping[str, Any]) -> StepOptions:
         check_option(name, given[name], _BOOLS)
     check_option("jit_compile", given["jit_compile"], (True, False, "auto"))
     check_option("uneven", given["uneven"], (None, "pad"))
-    steps = given["steps_per_execution"]
+    steps, count = given["steps_per_execution"], given["micro_batches"]
     is_auto = isinstance(steps, str) and steps == "auto"
     return StepOptions(
         steps_per_execution=None if is_auto else check_steps("steps_per_execution", steps, "'auto'"),
@@ -208,6 +213,7 @@ def _step_options(given: Mapping[str, Any]) -> StepOptions:
         check=bool(given["check"]),
         prefetch=check_steps("prefetch", given["prefetch"], ""),
         pads=given["uneven"] == "pad",
+        micro_batches=None if count is None else check_steps("micro_batches", count, "None"),
     )
 
 

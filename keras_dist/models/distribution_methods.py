@@ -178,6 +178,7 @@ class DistributionMethods(GraphMethods):
         remat: str | None = None,
         compiles: bool = True,
         timeout_seconds: float = 600,
+        flash_attention: bool = False,
     ) -> PlanReport:
         """Report memory and communication of the train step for a batch, without running it; see `keras_dist.plan`.
 
@@ -192,6 +193,7 @@ class DistributionMethods(GraphMethods):
             remat: replaces `remat` of `compile`.
             compiles: whether the step is compiled for the target.
             timeout_seconds: time limit of the compilation [s].
+            flash_attention: whether the machine will compute attention without storing scores; see `keras_dist.plan`.
 
         Raises:
             ModelError: the model is not compiled; or there is neither a batch nor a `fit`.
@@ -204,4 +206,5 @@ class DistributionMethods(GraphMethods):
         if target == "here":
             target = keras_dist.planner.target_of(self.distribution.device_mesh.backend_mesh.devices.flat)
         options: Any = {"target": target, "remat": remat, "compiles": compiles, "timeout_seconds": timeout_seconds}
+        options["flash_attention"] = flash_attention
         return keras_dist.plan(self, batch, distribution, **options)

@@ -23,7 +23,7 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.export.structure import Structure, described, filled
 from keras_dist.export.writing import Dims, Lowered, write
 from keras_dist.saving.buckets import is_elsewhere
-from keras_dist.saving.tensor_files import fetched
+from keras_dist.saving.tensor_format import fetched
 from keras_dist.storage.save_formats import check_free
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.outputs import Outputs

@@ -20,6 +20,7 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
+from keras_dist.layers.stacked_layers import is_block
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.distribution_methods import DistributionMethods
 from keras_dist.models.functional import connect
@@ -49,7 +50,7 @@ def _then_create_weights(init: Callable[..., None]) -> Callable[..., None]:
         finally:
             runtime.is_constructing = False
         named_layers(self)
-        if self._graph is not None and self._awaits_layout is None:
+        if self._graph is not None and self._awaits_layout is None and not is_block():
             self._with_weights()
 
     return outermost

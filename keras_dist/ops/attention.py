@@ -4,15 +4,22 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import string
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
+from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import ArrayLike
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, one_of
 from keras_dist.ops.operation import as_array, operation
+from keras_dist.ops.ring_attention import RingOptions, ring_for
+
+IMPLEMENTATIONS = ("auto", "xla", "cudnn", "ring")
+"""Implementations of `dot_product_attention`."""
 
 
 def attend(
@@ -54,10 +61,23 @@ def _masked_softmax(scores: jax.Array, mask: jax.Array | None, axes: tuple[int, 
     return jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, lowest), axes), 0)
 
 
-def positions_kept(targets: int, sources: int, is_causal: bool, window: int | None) -> list[jax.Array]:
+def positions_kept(targets: jax.Array, sources: jax.Array, is_causal: bool, window: int | None) -> list[jax.Array]:
     """Return masks (targets, sources): of no later positions if causal, and of distances below `window`."""
-    distance = jnp.arange(targets)[:, None] - jnp.arange(sources)
+    distance = targets[:, None] - sources
     return [*([distance >= 0] if is_causal else []), *([] if window is None else [jnp.abs(distance) < window])]
+
+
+def ring_options(
+    query: jax.Array, key: jax.Array, mask: jax.Array | None, scale: float, is_causal: bool, window: int | None = None
+) -> RingOptions:
+    """Return the options of attention between all positions of `query` and `key`."""
+
+    def visible(targets: jax.Array, sources: jax.Array) -> jax.Array | None:
+        found = positions_kept(targets, sources, is_causal, window)
+        return functools.reduce(jnp.logical_and, found)[None] if found else None
+
+    targets, sources = (jnp.arange(array.shape[1]) for array in (query, key))
+    return RingOptions(scale, visible, targets, sources, [] if mask is None else [mask])
 
 
 def softmax_of_kept(scores: jax.Array, source_mask: jax.Array | None, is_causal: bool) -> jax.Array:
@@ -80,8 +100,15 @@ def dot_product_attention(
     is_causal: bool = False,
     flash_attention: bool | None = None,
     attn_logits_soft_cap: float | None = None,
+    *,
+    implementation: str = "auto",
 ) -> jax.Array:
     """Return `softmax(query @ key * scale + bias) @ value` for each head; see `jax.nn.dot_product_attention`.
+
+    In the steps of a model whose strategy has a `sequence_axis`, such as `kd.presets.sequence_parallel`, keys and
+    values are passed around this axis of the mesh, block by block (ring attention, arXiv:2310.01889): no device holds
+    all of them, or all scores. With a bias, or where the axis does not divide the steps, XLA gathers keys and values;
+    `kd.plan` names the reason.
 
     Args:
         query: (batch, targets, heads, dims).
@@ -93,9 +120,21 @@ def dot_product_attention(
         is_causal: whether targets attend only to earlier sources and their own.
         flash_attention: whether to use cuDNN, available on GPUs; None for XLA.
         attn_logits_soft_cap: must be None.
+        implementation: `"xla"`, `"cudnn"`, `"ring"`, or `"auto"`, a ring where the strategy has a sequence axis.
 
     Raises:
-        ModelError: an array does not have four dims, or `attn_logits_soft_cap` is given.
+        ModelError: an array does not have four dims, `attn_logits_soft_cap` is given, or the implementation is unknown
+            or cannot be used.
+
+    Example:
+        >>> import jax, keras_dist as kd
+        >>> rules = kd.LayoutMap(kd.DeviceMesh("data=2,sequence=4"))
+        >>> with kd.ModelParallel(rules, "data", sequence_axis="sequence").scope():
+        ...     x = kd.Input((16, 32))
+        ...     q, k, v = (kd.layers.EinsumDense("btf,fhd->bthd", (None, 4, 8))(x) for _ in range(3))
+        ...     model = kd.Model(x, kd.ops.dot_product_attention(q, k, v, is_causal=True))
+        >>> kd.plan(model, jax.ShapeDtypeStruct((8, 16, 32), "float32")).kernels
+        ('attention in a ring over sequence',)
     """
     arrays = [as_array(array) for array in (query, key, value)]
     if any(array.ndim != 4 for array in arrays) or attn_logits_soft_cap is not None:
@@ -103,6 +142,8 @@ def dot_product_attention(
         given = f"shapes {[array.shape for array in arrays]}, attn_logits_soft_cap={attn_logits_soft_cap}"
         raise ModelError(summary, given=given, fix="ops.expand_dims(x, 2) for one head")
     dtype = jnp.result_type(*arrays)
+    if implementation not in IMPLEMENTATIONS:
+        raise argument_error("implementation", implementation, one_of(IMPLEMENTATIONS), example="auto")
 
     def of_heads(array: jax.Array) -> jax.Array:
         while array.ndim < 4:
@@ -110,11 +151,20 @@ def dot_product_attention(
             array = jnp.expand_dims(array, 2 if is_of_heads else 1)
         return array
 
+    query, key, value = (array.astype(dtype) for array in arrays)
+    mask = None if mask is None else of_heads(as_array(mask)).astype(bool)
+    asked = "cudnn" if flash_attention else implementation
+    ring = ring_for(asked, query, key, [] if bias is None else ["a bias"])
+    if ring is not None:
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        return ring.attend(query, key, value, ring_options(query, key, mask, scale, is_causal))
     return jax.nn.dot_product_attention(
-        *(array.astype(dtype) for array in arrays),
+        query,
+        key,
+        value,
         bias=None if bias is None else of_heads(as_array(bias, dtype)),
-        mask=None if mask is None else of_heads(as_array(mask)).astype(bool),
+        mask=mask,
         scale=scale,
         is_causal=is_causal,
-        implementation="cudnn" if flash_attention else "xla",
+        implementation="cudnn" if asked == "cudnn" else "xla",
     )

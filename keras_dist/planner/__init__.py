@@ -1,9 +1,11 @@
 """Plans of train steps, before anything is allocated: memory, communication and time, and layouts that reduce them."""
 
 from keras_dist.planner.auto import AutoParallel
+from keras_dist.planner.calibration import Calibration, calibrate
 from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded, dim_classes
+from keras_dist.planner.exactness import Estimate
 from keras_dist.planner.hardware import Chip
 from keras_dist.planner.logical_rules import LogicalRules
 from keras_dist.planner.plan_snapshots import assert_plan
@@ -18,6 +20,7 @@ from keras_dist.planner.tracing import StepProgram, trace_step
 
 __all__ = [
     "AutoParallel",
+    "Calibration",
     "Candidate",
     "CheckReport",
     "Chip",
@@ -26,6 +29,7 @@ __all__ = [
     "CompiledFigures",
     "DimClass",
     "DimClasses",
+    "Estimate",
     "LogicalRules",
     "PlanReport",
     "Propagated",
@@ -35,6 +39,7 @@ __all__ = [
     "Target",
     "Unsharded",
     "assert_plan",
+    "calibrate",
     "check",
     "compile_for",
     "devices",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -25,16 +26,20 @@ from keras_dist._support.arguments import (
 )
 from keras_dist._support.types import Device, PyTree
 from keras_dist.distribution.devices import list_devices
+from keras_dist.distribution.jobs.consistency import is_shared
+from keras_dist.distribution.jobs.job import is_chief
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.strategy import Distribution, register_strategy
 from keras_dist.distribution.tracing import without_kernels
-from keras_dist.errors import DistributionError
+from keras_dist.errors import DeviceError, DistributionError, LayoutWarning
 from keras_dist.planner.dim_classes import DimClasses, OneDevice, classes_of
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.search import Candidate, Objective, Search, blocks_of, meshes_of
 from keras_dist.planner.search_result import SearchResult, distribution_of, result_of
-from keras_dist.planner.targets import Target, as_target, devices
+from keras_dist.planner.targets import Target, as_target, devices, target_of
+from keras_dist.planner.targets import target as target_named
 from keras_dist.planner.tracing import trace_step
 from keras_dist.planner.verdict import judge
 
@@ -60,8 +65,9 @@ class AutoParallel(Distribution):
         objective: the quantity to minimize: `"step_time"`, or `"memory"` of a device.
         target: the machine to optimize for, such as `"v5p:4x4x4"`; see `planner.target`. Step times are estimated for
             it, its devices are the default, and the best three candidates are compiled for it, if the extra for that
-            is installed.
-        memory_limit: memory of a device [bytes]. By default from the target. Candidates that exceed it rank last.
+            is installed. By default step times are estimated for the devices of the mesh.
+        memory_limit: memory of a device [bytes]. By default from the target, or from the devices. Candidates that
+            exceed it rank last; if none fits, `search` warns, and `fits` of its result is False.
         compiles: whether the best candidates are compiled for the target.
         time_limit_seconds: longest search; then the best candidate so far is taken [s].
 
@@ -121,8 +127,11 @@ class AutoParallel(Distribution):
         self.memory_limit = check_optional(
             check_int, "memory_limit", memory_limit, 1, example=2**34, error=DistributionError
         )
-        if memory_limit is None and self.target is not None:
-            self.memory_limit = self.target.hbm_nbytes or None
+        here = _existing(self.device_mesh)
+        self._machine = self.target or _machine_of(here)
+        if memory_limit is None and self._machine is not None:
+            stats = None if self.target is not None else jax.local_devices()[0].memory_stats()
+            self.memory_limit = (stats or {}).get("bytes_limit") or self._machine.hbm_nbytes or None
         check_kind("compiles", compiles, bool, "True or False", error=DistributionError)
         self.compiles = compiles
         self.time_limit_seconds = check_number(
@@ -137,6 +146,8 @@ class AutoParallel(Distribution):
     def search(self, model_or_factory: Any, batch: PyTree, optimizer: Any = None, loss: Any = None) -> SearchResult:
         """Find the layout of a model. Nothing is allocated, and the devices need not exist.
 
+        In a job whose processes share the mesh all must call, and all get the layout that the first one finds.
+
         Args:
             model_or_factory: a model, a module or a factory of one, as for `kd.plan`.
             batch: `x`, `(x, y)` or `(x, y, sample_weight)`: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
@@ -146,11 +157,38 @@ class AutoParallel(Distribution):
         Raises:
             DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
             ModelError: `model_or_factory` is not a model, or does not accept the batch.
+
+        Warns:
+            LayoutWarning: no candidate fits into the memory of a device.
         """
-        deadline = time.monotonic() + self.time_limit_seconds
         step = model_or_factory, batch, optimizer, loss
-        traced: dict[str | None, DimClasses] = {None: self._traced(step, None)}
-        search = Search(traced[None], self.objective, self.memory_limit, self.target, deadline)
+        traced: dict[str | None, DimClasses] = {}
+        candidates: list[Candidate] = []
+        are_all = False
+
+        def run() -> dict[str, Any]:
+            nonlocal are_all
+            ranked, are_all = self._ranked(step, traced)
+            candidates.extend(ranked)
+            return dataclasses.asdict(ranked[0])
+
+        if _existing(self.device_mesh) and is_shared(self.device_mesh):  # deadlines end the searches at other points
+            best = Candidate.of(Rendezvous("AutoParallel").each(run, dict)[0])
+        else:
+            best = Candidate.of(run())
+        candidates = [best, *(each for each in candidates if not each.is_like(best))]
+        classes = traced.get(best.remat) or self._traced(step, best.remat)
+        mesh, limit = self._mesh_of(best.mesh), self.memory_limit
+        found = result_of(best, candidates, classes, mesh, limit, is_complete=are_all)
+        if found.fits is False:
+            warnings.warn(found.explanation[0], LayoutWarning, stacklevel=2)
+        return found
+
+    def _ranked(self, step: tuple[Any, ...], traced: dict[str | None, DimClasses]) -> tuple[list[Candidate], bool]:
+        """Return the candidates, the best first, and whether all were tried. `traced` gets the steps by `remat`."""
+        deadline = time.monotonic() + self.time_limit_seconds
+        traced[None] = self._traced(step, None)
+        search = Search(traced[None], self.objective, self.memory_limit, self._machine, deadline)
         best = search.run(self._meshes())
         rule = blocks_of(traced[None])
         is_short = self.memory_limit is not None and best.nbytes > self.memory_limit
@@ -158,11 +196,10 @@ class AutoParallel(Distribution):
             search.classes, search.remat = traced.setdefault(rule, self._traced(step, rule)), rule
             search.run(self._meshes())
         candidates = sorted(search.candidates, key=search.rank)
-        if self.target is not None and self.compiles:
+        if self.target is not None and self.compiles and is_chief():
             first = [self._compiled(each, traced[each.remat], step, deadline) for each in candidates[:_MOST_COMPILED]]
             candidates = [*sorted(first, key=self._rank_compiled), *candidates[_MOST_COMPILED:]]
-        best = candidates[0]
-        return result_of(best, candidates, traced[best.remat], self._mesh_of(best.mesh), is_complete=not search.skipped)
+        return candidates, not search.skipped
 
     def _traced(self, step: tuple[Any, ...], remat: str | None) -> DimClasses:
         model, batch, optimizer, loss = step
@@ -225,6 +262,20 @@ class AutoParallel(Distribution):
         if self.target is not None and self._devices == devices(self.target):  # inner axes along its links
             return DeviceMesh(sizes, devices=devices(self.target, tuple(sizes.values())))
         return DeviceMesh(sizes, devices=self._devices)
+
+
+def _existing(mesh: DeviceMesh) -> list[Device]:
+    """Return the devices of a mesh; none if one of them does not exist here."""
+    try:
+        return [] if mesh.is_abstract else list(mesh.backend_mesh.devices.flat)
+    except DeviceError:
+        return []
+
+
+def _machine_of(here: Sequence[Device]) -> Target | None:
+    """Return the machine of these devices; None if its figures are not known."""
+    is_cpu = bool(here) and all(device.platform == "cpu" for device in here)
+    return target_named(f"cpu:{len(here)}") if is_cpu else target_of(here)
 
 
 def _mesh_of_text(shape: str, target: Target | None) -> DeviceMesh:

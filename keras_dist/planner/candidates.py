@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_dist._unstable import shardy
 from keras_dist.distribution.layout import Axis
+from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.planner.propagation import Propagated, propagate_module
-from keras_dist.planner.sharded_module import is_argument
+from keras_dist.planner.sharded_module import is_argument, layer_in, name_of, weight_in
 from keras_dist.planner.tracing import StepProgram
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -22,12 +24,16 @@ class Screen:
 
     Elementwise operations of the optimizer are left out: they are most of the operations, and have the layouts of the
     weights, so they move nothing. Layout constraints in the step are left out, too.
+
+    Args:
+        program: the step.
+        kept_rules: rules whose constraints of activations are kept, for layouts on the mesh of the step.
     """
 
-    def __init__(self, program: StepProgram) -> None:
+    def __init__(self, program: StepProgram, kept_rules: Sequence[str] | None = None) -> None:
         self._program = program  # keeps the context of the module
         self._module = shardy.copy_of(program.lowered)
-        shardy.drop_constraints(self._module)
+        shardy.drop_constraints(self._module, functools.partial(_is_kept, kept_rules or ()))
         shardy.run_passes(self._module, _WITH_RULES)
         block = shardy.main_of(self._module)
         _return_gradients(block, program)
@@ -45,6 +51,14 @@ class Screen:
             [layouts.get(path) or (None,) * rank for path, rank in named] for named in (self._arguments, self._results)
         )
         return propagate_module(shardy.lay_out(self._module, sizes, arguments, results))
+
+
+def _is_kept(rules: Sequence[str], operation: Any) -> bool:
+    """Whether a constraint is one of these rules for an activation."""
+    if weight_in(name_of(operation)):
+        return False
+    path = f"{layer_in(name_of(operation))}/output"
+    return any(rule == path or LayoutMap.matches(rule, path) for rule in rules)
 
 
 def _with_ranks(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, int]]:

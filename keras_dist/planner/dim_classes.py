@@ -38,8 +38,8 @@ class DimClass:
     """Dims that must be sharded alike. Equivalent dims of repeated blocks are one class.
 
     Attributes:
-        name: `batch`, `sequence`, `spatial`, `embed`, `mlp`, `heads`, `vocab` or `channels`, with a number for further
-            classes, as `mlp2`; else a number, as `dim7`.
+        name: `batch`, `sequence`, `spatial`, `embed`, `mlp`, `heads`, `experts`, `vocab` or `channels`, with a number
+            for further classes, as `mlp2`; else a number, as `dim7`.
         size: greatest common divisor of `parts`: a number of shards that divides it can shard all members.
         members: path and dim of each weight, and of each array of the batch.
         parts: for each member, its size, or the number of parts that it consists of: a projection to 4 heads of 12 has
@@ -240,6 +240,8 @@ class OneDevice(ModelParallel):
         own = getattr(variable, "own", None)
         if own is not None and own.layout is None:
             self.own_names[variable.path] = own.entries
+        elif variable.dim_names:
+            self.own_names[variable.path] = variable.dim_names
         layout, factor_of = TensorLayout.replicated(len(variable.shape), self.device_mesh), variable.factor_of
         return layout if factor_of is None else layout.because(f"{FOLLOWS}{factor_of[0].path}")
 

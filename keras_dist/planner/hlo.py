@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from keras_dist.planner.halos import products_in_window
 from keras_dist.planner.hlo_text import Computation, Instruction, dims_of, nbytes_of, parse_computations, turns_of
 from keras_dist.planner.propagation import Collective, Kind
 from keras_dist.training.activations import path_of_scope
@@ -154,8 +155,7 @@ class Program:
                 for name in ("stride", "rhs_dilate", "lhs_dilate")
             )
             before = int(window["pad"].split("x")[place].split("_")[0]) if "pad" in window else 0
-            at = np.arange(ends)[:, None] * stride + np.arange(size) * dilation - before
-            products *= int(np.sum((at >= 0) & (at % gap == 0) & (at // gap < lhs[image.index(label)])))
+            products *= products_in_window(lhs[image.index(label)], size, ends, stride, dilation, gap, before)
         features = out[result.index("f")] * rhs[kernel.index("i")]
         return 2 * out[result.index("b")] * features * products
 

@@ -64,6 +64,14 @@ main .shards { border: 1px solid var(--line); border-radius: 6px; padding: 14px 
 main .shards p { margin: 2px 0 10px; font-size: 13px; }
 main details { margin: 0 0 10px; font-size: 13px; }
 main details ul { margin: 4px 0 0; padding-left: 20px; columns: 2; }
+@media (max-width: 720px) {
+  main { padding: 20px 14px 40px; }
+  main section, main .shards { overflow-x: auto; }
+  main.kd svg { max-width: none; flex-shrink: 0; }
+  main.kd table.kd-table { display: block; overflow-x: auto; }
+  main.kd table.kd-table th, main.kd table.kd-table td { overflow-wrap: normal; }
+  main details ul { columns: 1; overflow-wrap: anywhere; }
+}
 @media print { main h2, main .shards { break-inside: avoid; } }
 """
 
@@ -218,7 +226,8 @@ def _bars(bars: Sequence[_Bar]) -> str:
 def _collectives(report: PlanReport) -> tuple[str, str, str]:
     *lines, total = report.collective_lines()
     content = html_tables.table(COLLECTIVE_HEADERS, lines, numbers=("turns", "bytes"), totals=[total])
-    return "Collectives of a step", "propagated", content if lines else html_tables.paragraph("Nothing moves.")
+    tier = "estimate" if report.step.estimates else "propagated"
+    return "Collectives of a step", tier, content if lines else html_tables.paragraph("Nothing moves.")
 
 
 def _differences(report: PlanReport) -> tuple[str, str, str]:

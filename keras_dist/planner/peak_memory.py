@@ -146,7 +146,7 @@ class _Reader:
                 made.operands = [*operands, *(value for value in captured if value not in operands)]
             made.results = [self._value(result) for result in operation.results]
             if name == "stablehlo.while":
-                _connect(operands, *made.blocks, made.results)
+                _connect(operands, made.blocks[0], made.blocks[1], made.results)
             elif name in _PRODUCTS:
                 made.is_rounded = "HIGH" not in str(dict(operation.attributes).get("precision_config"))
             known |= zip(operation.results, made.results, strict=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from keras_dist._support.types import PyTree
@@ -18,14 +16,17 @@ from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import LayoutError, LayoutWarning
+from keras_dist.planner.costly_layouts import costly_layouts
 from keras_dist.planner.explanation import activations
-from keras_dist.planner.hidden_reshards import hidden_reshards, remedy
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.report import PlanReport
 from keras_dist.planner.targets import Target, as_target, devices
 from keras_dist.planner.tracing import Traceable, forward_of, planning, trace_step
 from keras_dist.planner.verdict import judge
 from keras_dist.training.activations import tensor_names
+
+_RAISED = ("whole", "repeated", "cause")
+"""Kinds of problems that `strict` raises."""
 
 
 def plan(
@@ -39,6 +40,7 @@ def plan(
     remat: str | None = None,
     compiles: bool = True,
     timeout_seconds: float = 600,
+    flash_attention: bool = False,
 ) -> PlanReport:
     """Report the layouts of a train step, its communication, and its costs.
 
@@ -60,11 +62,15 @@ def plan(
         compiles: whether the step is compiled for the target, in a separate process. This needs the extra `tpu` or
             `cuda`; without it the report has the other tiers.
         timeout_seconds: longest compilation; then the report has the other tiers [s].
+        flash_attention: whether the machine will compute attention by a kernel that does not store scores. The least
+            time then leaves out the traffic of scores that the lowered step stores. Kernels in the step, such as those
+            of `kd.pretrained`, need no such promise.
 
     Raises:
         ConfigError: `target` is not a machine.
         DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
-        LayoutError: the layout rules cannot be applied.
+        LayoutError: the layout rules cannot be applied; under `strict` also if devices repeat work, or other rules
+            cost less.
         MeshError: the mesh and the target have different numbers of devices.
         ModelError: `model_or_factory` is not a model, or does not accept the batch.
 
@@ -89,14 +95,18 @@ def plan(
     platform = None if machine is None else machine.platform
     program = trace_step(model_or_factory, batch, distribution, optimizer, loss, platform=platform, remat=remat)
     step = propagate(program.lowered)
-    rules = program.distribution.layout_map
-    rule_of: Callable[[str], str | None] = (lambda path: None) if rules is None else rules.match
-    reshards = hidden_reshards(step, functools.partial(remedy, program), rule_of)
-    problems = (*program.state.problems, *reshards)
+    problems = (*program.state.problems, *costly_layouts(program, step))
+    raised = [each for each in problems if each.kind in _RAISED]
+    if program.distribution.strict and raised:
+        first, more = raised[0], len(problems) - 1
+        summary = first.summary + (f", and {more} more problem{'s' * (more > 1)}" if more else "")
+        raise LayoutError(summary, given=first.given, expected=first.expected, fix=first.fix, problems=problems)
     verdict = None
     if machine is not None:
-        verdict = judge(program, step, machine, compiles=compiles, timeout_seconds=timeout_seconds)
-    notes = program.assumed, verdict, program.kernels
+        options: dict[str, Any] = {"compiles": compiles, "timeout_seconds": timeout_seconds}
+        verdict = judge(program, step, machine, flash_attention=flash_attention, **options)
+    flash = ("flash attention: scores are not stored, and their traffic does not count",) * flash_attention
+    notes = (*program.assumed, *flash), verdict, program.kernels, program.pipelines
     return PlanReport(program.state, program.batch, step, activations(program), problems, *notes)
 
 

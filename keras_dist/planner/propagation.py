@@ -13,9 +13,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import jax
+import numpy as np
 
 from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
+from keras_dist.distribution.mesh import axis_tuple
+from keras_dist.planner.exactness import Estimate, counted, doubt, estimate_at, jax_operation
+from keras_dist.planner.halos import Halo, halo_of, products_of
 from keras_dist.planner.peak_memory import peak_memory
 from keras_dist.planner.sharded_module import (
     ShardedModule,
@@ -77,17 +81,39 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
+class Repeated:
+    """Matrix multiplications and convolutions of a submodule that devices repeat.
+
+    Attributes:
+        layer: path of the submodule; empty if not known.
+        axes: axes of the mesh along which all devices compute the same.
+        flops: FLOPs of one device in a step.
+    """
+
+    layer: str
+    axes: tuple[str, ...]
+    flops: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Propagated:
     """Figures of a step before compilation, of one device.
 
     Attributes:
         collectives: the collectives, in program order.
-        flops: FLOPs of matrix multiplications and convolutions, two for each product.
+        flops: FLOPs of matrix multiplications and convolutions, two for each product; products with padding, and with
+            zeros that strides and transposed convolutions insert, do not count.
         dtype: element type of most of these FLOPs; empty without any.
         accessed_nbytes: bytes of arguments and results of the step, and of operands and results of matrix
             multiplications and convolutions: an estimate that takes all other operations as fused.
         activation_nbytes: estimate of the peak bytes of intermediate results; see `planner.peak_memory`.
-        opaque: operations whose memory is not in the estimate, such as custom kernels.
+        estimates: operations whose collectives in XLA's program may differ; empty if all collectives are known.
+        scores_nbytes: the part of `accessed_nbytes` that is scores of attention, (..., queries, keys), which kernels of
+            flash attention do not store.
+        repeated: matrix multiplications and convolutions that devices repeat, in program order.
+        sliced: for the position of an argument that is whole along axes of the mesh the axes, although a device uses
+            only its slice.
+        opaque: operations whose memory is not in `activation_nbytes`, such as custom kernels.
     """
 
     collectives: tuple[Collective, ...]
@@ -95,6 +121,10 @@ class Propagated:
     dtype: str
     accessed_nbytes: int
     activation_nbytes: int
+    estimates: tuple[Estimate, ...] = ()
+    scores_nbytes: int = 0
+    repeated: tuple[Repeated, ...] = ()
+    sliced: tuple[tuple[int, tuple[str, ...]], ...] = ()
     opaque: tuple[str, ...] = ()
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
@@ -113,8 +143,9 @@ def nbytes_by_axes(collectives: Iterable[Collective]) -> dict[tuple[Kind, tuple[
 def propagate(lowered: jax.stages.Lowered) -> Propagated:
     """Propagate the layouts of arguments and results through a step.
 
-    Both branches of a `jax.lax.cond` count. Exchanges within an operation are not included, such as the borders of
-    sharded images and shifts along a sharded dim; nor are collectives that a function calls, as in `jax.shard_map`.
+    Both branches of a `jax.lax.cond` count. Exchanges within slices, padding and convolutions of a sharded dim count
+    where the rule of XLA is known. `estimates` lists operations whose collectives may differ in XLA's program, such as
+    those that need another layout than their operands have.
 
     Args:
         lowered: a program, lowered for arguments with shardings on a mesh of devices or an abstract mesh.
@@ -142,18 +173,26 @@ def propagate_module(operation: Any) -> Propagated:
     shardy.run_passes(operation, _TO_RESHARDS)
     # the next pass keeps nothing but locations: they note who needs a reshard, and whether a constraint asks for it
     functions = ShardedModule(operation).functions
+    chosen: list[Estimate] = []  # reshards that XLA may choose otherwise
     for inner in operations_in(operation):
         if inner.name == "sdy.reshard":
-            shardy.rename(inner, _SEPARATOR.join((name_of(inner), *_need_of(inner, functions))))
+            user, (need, asked) = _chooser_of(inner), _need_of(inner, functions)
+            if user is not None and not asked:
+                chosen.append(estimate_at(user, "needs other layouts of its operands, and XLA may exchange others"))
+            number = len(chosen) - 1 if user is not None and not asked else ""
+            shardy.rename(inner, _SEPARATOR.join((name_of(inner), need, asked, f"{number}")))
     shardy.run_passes(operation, _TO_COLLECTIVES)
     module = ShardedModule(operation)
-    program = _Program(module)
+    program = _Program(module, chosen)
     costs = program.costs_of("main")
     dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
     accessed = costs.accessed + program.nbytes_of_interface
     flops = sum(costs.flops_by_dtype.values())
-    peak = peak_memory(module)
-    return Propagated(tuple(costs.collectives), flops, dtype, accessed, peak.nbytes, peak.opaque)
+    repeated = tuple(Repeated(*key, flops) for key, flops in costs.repeated.items())
+    sliced = tuple({key: None for key in costs.sliced})
+    doubts, peak = counted(costs.estimates), peak_memory(module)
+    figures = flops, dtype, accessed, peak.nbytes
+    return Propagated(tuple(costs.collectives), *figures, doubts, costs.scores, repeated, sliced, peak.opaque)
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
@@ -166,6 +205,15 @@ def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
             return name, _ASKED if asking else ""
         users += [use.owner.operation for result in user.results for use in result.uses]
     return name_of(users[0]) if users else "", _ASKED if asking else ""
+
+
+def _chooser_of(reshard: Any) -> Any:
+    """Return the operation for which Shardy chose a reshard, or None where the program itself needs the new layout."""
+    maker = reshard.operands[0].owner
+    if not is_argument(maker) and maker.operation.name == "stablehlo.concatenate":
+        return None
+    users = (use.owner.operation for use in reshard.results[0].uses)
+    return next((user for user in users if user.name not in _NEEDS_ITS_LAYOUT), None)
 
 
 def _place_of(operation: Any, functions: Mapping[str, Any]) -> str:
@@ -187,22 +235,40 @@ class _Costs:
     collectives: list[Collective] = dataclasses.field(default_factory=list)
     flops_by_dtype: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     accessed: int = 0
+    scores: int = 0
+    repeated: collections.Counter[tuple[str, tuple[str, ...]]] = dataclasses.field(default_factory=collections.Counter)
+    sliced: list[tuple[int, tuple[str, ...]]] = dataclasses.field(default_factory=list)
+    estimates: list[Estimate] = dataclasses.field(default_factory=list)
     reduced: dict[Any, int] = dataclasses.field(default_factory=dict)
     """Results of all-reduces and sums of such, with the index of the first all-reduce."""
 
     def add(self, other: _Costs, turns: int, layer: str = "") -> None:
         self.accessed += other.accessed * max(turns, 1)
+        self.scores += other.scores * max(turns, 1)
+        self.estimates += (dataclasses.replace(each, layer=each.layer or layer) for each in other.estimates)
         for dtype, flops in other.flops_by_dtype.items():
             self.flops_by_dtype[dtype] += flops * max(turns, 1)
+        for (where, axes), flops in other.repeated.items():
+            self.repeated[where or layer, axes] += flops * max(turns, 1)
+        self.sliced += other.sliced
         for each in other.collectives:
             named = {"layer": each.layer or layer, "needed_by": each.needed_by or ("" if each.is_asked else layer)}
             self.collectives.append(dataclasses.replace(each, turns=each.turns * turns, **named))
 
 
 class _Program:
-    def __init__(self, module: ShardedModule) -> None:
+    def __init__(self, module: ShardedModule, chosen: list[Estimate]) -> None:
         self._module = module
+        self._chosen = chosen
+        self._scores = {
+            _alike(operation.results[0])
+            for function in module.functions.values()
+            for operation in operations_in(function)
+            if operation.name == "stablehlo.exponential"
+        }
+        """Shapes of softmax, by the sizes of their dims."""
         self._known: dict[str, _Costs] = {}
+        self._divided: frozenset[str] = frozenset()  # axes over which the enclosing `jax.shard_map` divides work
 
     @property
     def nbytes_of_interface(self) -> int:
@@ -225,11 +291,10 @@ class _Program:
 
     def _add(self, operation: Any, costs: _Costs) -> None:
         """Add the costs of an operation."""
-        name = operation.name.removeprefix("sdy.")
+        name = operation.name.rpartition(".")[2]  # of Shardy, or in a `shard_map` of StableHLO
+        self._add_inner(operation, costs)
         if name in get_args(Kind):
-            costs.collectives.append(self._collective(name, operation))  # pyright: ignore[reportArgumentType]
-            if name == "all_reduce":
-                costs.reduced[operation.results[0]] = len(costs.collectives) - 1
+            self._add_collective(name, operation, costs)  # pyright: ignore[reportArgumentType]
         elif operation.name in _ON_ONE_ARRAY and operation.operands[0] in costs.reduced:
             costs.reduced[operation.results[0]] = costs.reduced[operation.operands[0]]
         elif operation.name == "stablehlo.add":
@@ -237,13 +302,71 @@ class _Program:
         elif operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
             dtype = str(operation.operands[0].type.element_type)
             costs.flops_by_dtype[_DTYPES.get(dtype, dtype)] += self._flops(operation)
-            costs.accessed += sum(map(self._module.nbytes, (*operation.operands, *operation.results)))
+            self._add_traffic(operation, costs)
+            if axes := self._repeating(operation):
+                costs.repeated[layer_in(name_of(operation)), axes] += self._flops(operation)
+        elif operation.name == "stablehlo.custom_call" and text_of(operation.attributes["call_target_name"]).startswith(
+            _KERNELS
+        ):
+            self._add_traffic(operation, costs)
+        elif name == "all_slice":
+            argument = self._module.argument_of(operation.operands[0])
+            costs.sliced += [] if argument is None else [(argument, self._axes_of(operation))]
         elif operation.name == "func.call":
             costs.add(self.costs_of(text_of(operation.attributes["callee"])), 1, layer_in(name_of(operation)))
         elif operation.name not in _REDUCTIONS:
-            turns = _turns(operation) if operation.name == "stablehlo.while" else 1
+            turns, around = _turns(operation) if operation.name == "stablehlo.while" else 1, self._divided
+            if name == "manual_computation":
+                shardings = f"{operation.attributes['in_shardings']} {operation.attributes['out_shardings']}"
+                self._divided |= set(re.findall(r'"([^"]*)"', shardings))
             for block in (block for region in operation.regions for block in region.blocks):
                 costs.add(self._costs(block), turns, layer_in(name_of(operation)))
+            self._divided = around
+
+    def _repeating(self, operation: Any) -> tuple[str, ...]:
+        """Return the axes of the mesh along which devices compute the same."""
+        layouts = [self._module.axes(value) for value in (*operation.operands, *operation.results)]
+        used = {name for axes in layouts for axis in axes for name in axis_tuple(axis)} | self._divided
+        return tuple(axis for axis, size in self._module.sizes.items() if size > 1 and axis not in used)
+
+    def _add_traffic(self, operation: Any, costs: _Costs) -> None:
+        values = (*operation.operands, *operation.results)
+        costs.accessed += sum(map(self._module.nbytes, values))
+        if _BATCHED.search(str(operation.attributes.get("dot_dimension_numbers", ""))):
+            costs.scores += sum(self._module.nbytes(value) for value in values if _alike(value) in self._scores)
+
+    def _add_inner(self, operation: Any, costs: _Costs) -> None:
+        """Add the exchanges inside of an operation that computes across shards."""
+        found = halo_of(operation, self._module) if any(list(each.uses) for each in operation.results) else None
+        if isinstance(found, Halo):
+            name = name_of(operation)
+            layer, made_by = layer_in(name), jax_operation(name)
+            costs.collectives += (
+                Collective("collective_permute", found.axes, nbytes, 1, layer, made_by) for nbytes in found.nbytes
+            )
+        elif reason := found or doubt(operation, self._module):
+            costs.estimates.append(estimate_at(operation, reason))
+
+    def _add_collective(self, kind: Kind, operation: Any, costs: _Costs) -> None:
+        found, number = self._collective(kind, operation)
+        if number:
+            costs.estimates.append(self._chosen[int(number)])
+        for axes in self._reduced_together(operation, found.axes) if kind == "all_reduce" else [found.axes]:
+            costs.collectives.append(dataclasses.replace(found, axes=axes))
+        if kind == "all_reduce":
+            costs.reduced[operation.results[0]] = len(costs.collectives) - 1
+
+    def _reduced_together(self, reduction: Any, axes: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return the axes of each all-reduce: XLA reduces one dim of an operand after the other."""
+        owner = reduction.operands[0].owner
+        if len(axes) == 1 or is_argument(owner) or owner.operation.name not in _REDUCE_BY_DIMS:
+            return [axes]
+        for operand in owner.operation.operands:
+            dims = map(axis_tuple, self._module.axes(operand))
+            found = [tuple(axis for axis in axes if axis in names) for names in dims]
+            if sum(map(len, found)) == len(axes):
+                return [names for names in found if names]
+        return [axes]
 
     def _join(self, addition: Any, costs: _Costs) -> None:
         """Mark the second of two all-reduces whose results are only added: XLA reduces their sum instead."""
@@ -254,24 +377,34 @@ class _Program:
             costs.collectives[last] = dataclasses.replace(costs.collectives[last], is_joined=True)
             costs.reduced[addition.results[0]] = first
 
-    def _collective(self, kind: Kind, operation: Any) -> Collective:
+    def _collective(self, kind: Kind, operation: Any) -> tuple[Collective, str]:
+        """Return a collective, and the number of the estimate of its reshard or an empty string."""
         given, made = self._module.nbytes(operation.operands[0]), self._module.nbytes(operation.results[0])
         name, *need = name_of(operation).split(_SEPARATOR)
-        layer, made_by, axes = layer_in(name), name.rpartition("/")[2].rstrip(":"), self._axes_of(operation)
+        layer, made_by, axes = layer_in(name), jax_operation(name), self._axes_of(operation)
         found = Collective(kind, axes, max(given, made), 1, layer, made_by)
-        if len(need) != 2:
-            return found
+        if len(need) != 3:
+            return found, ""
         needed_by, weight = layer_in(need[0]), weight_in(need[0])
-        return dataclasses.replace(found, needed_by=needed_by, is_asked=need[1] == _ASKED, weight=weight)
+        return dataclasses.replace(found, needed_by=needed_by, is_asked=need[1] == _ASKED, weight=weight), need[2]
 
     def _axes_of(self, operation: Any) -> tuple[str, ...]:
         if operation.name == "sdy.collective_permute":
             before, after = (self._module.sharding(value) for value in (operation.operands[0], operation.results[0]))
             text = f"{before} {after}"
+        elif operation.name.startswith("stablehlo."):
+            return self._axes_within(operation)
         else:
             text = " ".join(str(operation.attributes[name]) for name in _AXES if name in operation.attributes)
         named = set(re.findall(r'"([^"]*)"', text))
         return tuple(axis for axis in self._module.sizes if axis in named)
+
+    def _axes_within(self, operation: Any) -> tuple[str, ...]:
+        """Return the axes along which the first group of devices differs, in a `shard_map`."""
+        named = (name for name in ("source_target_pairs", "replica_groups") if name in operation.attributes)
+        group = np.asarray(operation.attributes[next(named)])[0]
+        places = np.unravel_index(group, tuple(self._module.sizes.values()))
+        return tuple(axis for axis, place in zip(self._module.sizes, places, strict=True) if len(set(place)) > 1)
 
     def _flops(self, operation: Any) -> int:
         result = self._module.local_shape(operation.results[0])
@@ -281,13 +414,15 @@ class _Program:
             lhs = self._module.local_shape(operation.operands[0])
             inner = math.prod(lhs[int(dim)] for dim in contracted[1].split(",")) if contracted else 1
             return 2 * math.prod(result) * inner
-        kernel = self._module.local_shape(operation.operands[1])
-        outputs = re.search(r"x\[([^\]]*)\]->", str(operation.attributes["dimension_numbers"]))
-        of_kernel = [part.strip() for part in outputs[1].split(",")] if outputs else []
-        return 2 * math.prod(result) * math.prod(kernel) // kernel[of_kernel.index("o")]
+        return 2 * products_of(operation, self._module)
 
 
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "i8": "int8"}
+_KERNELS = ("tpu_custom_call", "__cudnn$fmha")
+_BATCHED = re.compile(r"lhs_batching_dimensions = \[\d")
+_NEEDS_ITS_LAYOUT = ("func.return", "stablehlo.return", "stablehlo.concatenate")
+"""Users of reshards for which XLA was found to exchange as Shardy does."""
+_REDUCE_BY_DIMS = ("stablehlo.dot_general", "stablehlo.convolution", "stablehlo.reduce", "stablehlo.scatter")
 _AXES = ("reduction_axes", "gathering_axes", "reduce_scatter_axes", "slicing_axes", "params")
 _ON_ONE_ARRAY = ("stablehlo.reshape", "stablehlo.transpose", "stablehlo.convert")
 _REDUCTIONS = (
@@ -298,6 +433,11 @@ _REDUCTIONS = (
     "stablehlo.sort",
 )
 """Operations whose regions combine two scalars."""
+
+
+def _alike(value: Any) -> tuple[int, ...]:
+    """Return the sizes of the dims of an array, in no order."""
+    return tuple(sorted(value.type.shape)) if hasattr(value.type, "shape") else ()
 
 
 def _turns(loop: Any) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from keras_dist._support.text_tables import Table, render
 from keras_dist.distribution.lint import Problem
+from keras_dist.distribution.pipelining import Pipeline
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import layout_table, render_bytes
 from keras_dist.planner import html
@@ -18,7 +19,7 @@ from keras_dist.planner.explanation import Activation, Explanation, explain
 from keras_dist.planner.propagation import Propagated
 from keras_dist.planner.verdict import Verdict
 
-_MOST_LINES = 20
+_MOST_LINES, _MOST_ESTIMATES = 20, 3
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -28,13 +29,15 @@ class PlanReport:
     Attributes:
         state: *exact*: layouts of parameters, statistics and optimizer slots.
         batch: *exact*: layouts of the batch.
-        step: *propagated*: collectives and costs by JAX's partitioner Shardy. XLA's program moves the same bytes under
-            data and tensor parallelism, ZeRO-1, and fully sharded layouts; under other rules it may differ.
+        step: *propagated*: collectives and costs by JAX's partitioner Shardy. XLA's program moves the same bytes
+            unless `step.estimates` lists operations whose collectives may differ; the report then says *estimate*.
         activations: *propagated*: layouts of the outputs of submodules, and their reasons.
-        problems: rules without effect, and hidden reshards, which no rule asks for.
+        problems: rules without effect, repeated work, and hidden reshards, which no rule asks for. If other rules were
+            found that cost less, the first names the layout that costs most, and its `fix` is code with these rules.
         assumed: assumptions about the step, such as a default optimizer.
         verdict: whether the step fits on the target, and its least time there; None without a target.
         kernels: *exact*: the implementations that layers chose for the platform, such as attention by cuDNN.
+        pipelines: *exact*: the schedules of stacks of layers, with stages, micro-batches and bubble.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -54,6 +57,7 @@ class PlanReport:
     assumed: tuple[str, ...] = ()
     verdict: Verdict | None = None
     kernels: tuple[str, ...] = ()
+    pipelines: tuple[Pipeline, ...] = ()
 
     @property
     def nbytes_by_role(self) -> dict[str, int]:
@@ -96,6 +100,7 @@ class PlanReport:
             },
             "assumed": list(self.assumed),
             "kernels": list(self.kernels),
+            "pipelines": [dataclasses.asdict(each) | {"bubble": each.bubble} for each in self.pipelines],
             "verdict": None if self.verdict is None else self.verdict.to_dict(),
             "propagated": {
                 **dataclasses.asdict(self.step),
@@ -162,7 +167,7 @@ class PlanReport:
         layouts = layout_table([*rows, *self.batch.rows], f"Layout on mesh {mesh} (exact)")
         *lines, total = self.collective_lines()
         moved = Table(
-            "Collectives of a step (propagated)",
+            f"Collectives of a step ({'estimate' if step.estimates else 'propagated'})",
             html.COLLECTIVE_HEADERS,
             numbers=("turns", "bytes"),
             priority=("kind", "bytes", "axes", "layer"),
@@ -175,7 +180,11 @@ class PlanReport:
         fixes = [None, *(each.fix for each in self.problems)]
         for each, before in zip(self.problems, fixes, strict=False):
             notes.append(f"warning: {each.summary} ({each.given})" + ("" if each.fix == before else f": {each.fix}"))
+        notes += [f"estimate: {each}" for each in step.estimates[:_MOST_ESTIMATES]]
+        if more := len(step.estimates) - _MOST_ESTIMATES:
+            notes += [f"estimate: {more} more operations"] * (more > 0)
         notes += [f"kernel: {text}" for text in self.kernels]
+        notes += [f"pipeline: {each}" for each in self.pipelines]
         notes += [f"assumed: {text}" for text in self.assumed]
         return render(layouts, sizes, moved, *compared, *notes)
 

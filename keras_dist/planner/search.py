@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
@@ -23,8 +24,14 @@ Objective = Literal["step_time", "memory"]
 _MOST_CLASSES = 6
 """All combinations are tried of so many classes, those with the largest gains."""
 
+_MOST_SHARED = 4
+"""The same for classes over axes of the batch."""
+
 _FLOPS_PER_SECOND, _MEMORY_BYTES_PER_SECOND, _LINK_BYTES_PER_SECOND = 2e14, 1e12, 5e10
 """Figures of a device without a target, with the proportions of common accelerators."""
+
+
+_OF_LAYOUT = ("mesh", "rules", "fully_sharded", "shard_optimizer", "remat")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +69,21 @@ class Candidate:
         """Largest memory of one device [bytes]."""
         return self.state_nbytes + self.activation_nbytes
 
+    @property
+    def peak_nbytes(self) -> int:
+        """Peak memory of the compiled step, or `nbytes` if it was not compiled."""
+        return self.nbytes if self.compiled_nbytes is None else self.compiled_nbytes
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Candidate:
+        """Return the candidate of `dataclasses.asdict` that was sent as JSON."""
+        rules = {name: tuple(axes) if isinstance(axes, list) else axes for name, axes in values["rules"].items()}
+        return cls(**{**values, "rules": rules})
+
+    def is_like(self, other: Candidate) -> bool:
+        """Whether both are the same layout."""
+        return all(getattr(self, name) == getattr(other, name) for name in _OF_LAYOUT)
+
 
 @dataclasses.dataclass
 class Search:
@@ -77,24 +99,30 @@ class Search:
     skipped: int = 0  # candidates beyond the deadline
 
     def run(self, meshes: Iterable[Mapping[str, int]]) -> Candidate:
-        """Return the best candidate on these meshes, with the batch over the first axis or over all."""
+        """Return the best candidate on these meshes, with the batch over the first axis or over all.
+
+        Last, if time is left, classes share axes with a batch over all: a large vocabulary may be sharded even so.
+        """
+        meshes = list(meshes)
         for sizes in meshes:
             names = tuple(sizes)
             for over in dict.fromkeys([names[:1], names]):
-                self._on(sizes, over)
+                self._on(sizes, over, [name for name in names if name not in over], _MOST_CLASSES)
+        for sizes in meshes:
+            self._on(sizes, tuple(sizes), list(sizes)[1:], _MOST_SHARED)
         return min(self.candidates, key=self.rank)
 
-    def _on(self, sizes: Mapping[str, int], batch_axes: tuple[str, ...]) -> None:
-        """Try classes over the axes that the batch does not use, one axis after the other."""
+    def _on(self, sizes: Mapping[str, int], batch_axes: tuple[str, ...], axes: Sequence[str], most: int) -> None:
+        """Try classes over `axes`, one after the other; all combinations of the `most` that gain most."""
         rules: dict[str, Axis] = {"batch": batch_axes[0] if len(batch_axes) == 1 else batch_axes}
-        best = self._try(sizes, rules)
-        for axis in [name for name, size in sizes.items() if size > 1 and name not in batch_axes]:
+        best = self._known(sizes, rules) or self._try(sizes, rules)
+        for axis in [name for name in axes if sizes[name] > 1]:
             if best is None:
                 return
             base = best
             singles = [self._try(sizes, {**base.rules, each.name: axis}) for each in self._shardable(base, axis)]
             gaining = sorted((each for each in singles if each and self.rank(each) < self.rank(base)), key=self.rank)
-            names = [list(each.rules)[-1] for each in gaining[:_MOST_CLASSES]]
+            names = [list(each.rules)[-1] for each in gaining[:most]]
             tried = [base, *gaining]
             for count in range(2, len(names) + 1):
                 for chosen in itertools.combinations(names, count):
@@ -146,10 +174,16 @@ class Search:
         axes = axis_tuple(rules["batch"])
         if math.prod(sizes[axis] for axis in axes) > 1:
             sharded = fully_sharded(rows, layouts, axes, sizes)
-            own = [row for row in rows if row.role == "parameter" and sharded.get(row.path) != layouts.get(row.path)]
-            gathered = nbytes_of(own, layouts, sizes)
+            own: dict[tuple[str, ...], list[Row]] = collections.defaultdict(list)
+            for row in (row for row in rows if row.role == "parameter"):
+                more = used_by(sharded.get(row.path, ())) - used_by(layouts.get(row.path, ()))
+                own[tuple(axis for axis in axes if axis in more)].append(row)
+            own.pop((), None)  # weights that stay whole
+            gathered = nbytes_of(itertools.chain(*own.values()), layouts, sizes)
             state = nbytes_of(rows, sharded, sizes)
-            of_weights = with_gathers(_with_state(step, state - whole), gathered, axes)
+            of_weights = _with_state(step, state - whole)
+            for over, weights in own.items():
+                of_weights = with_gathers(of_weights, nbytes_of(weights, layouts, sizes), over)
             self._candidate(sizes, rules, of_weights, state, fully_sharded=True)
             if len(sizes) == 1:  # ZeRO-1 is an option of `DataParallel`
                 slots = fully_sharded([row for row in rows if row.role == "slot"], layouts, axes, sizes)
@@ -208,18 +242,27 @@ def _sent_nbytes(each: Collective, devices: int) -> float:
 def fully_sharded(
     rows: Iterable[Row], layouts: Mapping[str, Sequence[Axis]], axes: tuple[str, ...], sizes: Mapping[str, int]
 ) -> dict[str, tuple[Axis, ...]]:
-    """Return the layouts of `FullySharded`: the largest dim of each array that divides is sharded over `axes`, too."""
-    shards = math.prod(sizes[axis] for axis in axes)
+    """Return the layouts of `FullySharded`: the largest dim of each array that divides is sharded over `axes`, too.
+
+    Axes that shard another dim of the array are left out.
+    """
     found = {path: tuple(entries) for path, entries in layouts.items()}
     for row in rows:
         if row.role not in ("parameter", "statistic", "state", "slot"):
             continue
         entries = list(layouts.get(row.path) or (None,) * len(row.shape))
+        free = tuple(axis for axis in axes if axis not in used_by(entries))
+        shards = math.prod(sizes[axis] for axis in free)
         dims = [dim for dim, size in enumerate(row.shape) if size and entries[dim] is None and size % shards == 0]
-        if dims:
-            entries[max(dims, key=lambda dim: (row.shape[dim], -dim))] = axes[0] if len(axes) == 1 else axes
+        if dims and free:
+            entries[max(dims, key=lambda dim: (row.shape[dim], -dim))] = free[0] if len(free) == 1 else free
             found[row.path] = tuple(entries)
     return found
+
+
+def used_by(entries: Sequence[Axis]) -> set[str]:
+    """Return the axes of a layout."""
+    return {axis for entry in entries for axis in axis_tuple(entry)}
 
 
 def with_gathers(step: Propagated, gathered: int, axes: tuple[str, ...]) -> Propagated:

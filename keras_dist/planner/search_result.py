@@ -38,6 +38,7 @@ class SearchResult:
         unsharded: dims that stay unsharded although their class is sharded.
         explanation: a line for each axis of the mesh, and for each class that is not sharded.
         is_complete: whether all candidates were tried within the time limit.
+        memory_limit: memory of a device [bytes]; None if it is not limited.
     """
 
     distribution: Distribution
@@ -47,6 +48,12 @@ class SearchResult:
     unsharded: tuple[Unsharded, ...]
     explanation: tuple[str, ...]
     is_complete: bool
+    memory_limit: int | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the layout fits into `memory_limit`: by its compiled step, or by the estimate; None without limit."""
+        return None if self.memory_limit is None else self.best.peak_nbytes <= self.memory_limit
 
     def __str__(self) -> str:
         headers = ("mesh", "sharded", "least time", "state", "intermediate", "moved", "compiled")
@@ -76,6 +83,7 @@ class SearchResult:
             "explanation": list(self.explanation),
             "candidates": [dataclasses.asdict(each) for each in self.candidates],
             "is_complete": self.is_complete,
+            "fits": self.fits,
         }
 
     def to_code(self) -> str:
@@ -130,14 +138,24 @@ def distribution_of(
 
 
 def result_of(
-    best: Candidate, candidates: Sequence[Candidate], classes: DimClasses, mesh: DeviceMesh, *, is_complete: bool
+    best: Candidate,
+    candidates: Sequence[Candidate],
+    classes: DimClasses,
+    mesh: DeviceMesh,
+    memory_limit: int | None = None,
+    *,
+    is_complete: bool,
 ) -> SearchResult:
     """Return the result of a search, on the mesh of its best candidate."""
     distribution, rules, left = distribution_of(best, classes, mesh)
     lines = [*_explained(best, candidates, classes, left)]
+    if memory_limit is not None and best.peak_nbytes > memory_limit:
+        needs, limit = render_bytes(best.peak_nbytes), render_bytes(memory_limit)
+        lines.insert(0, f"nothing fits: the best layout needs {needs} of each device, which has {limit}")
     if not is_complete:
         lines.append("the time limit ended the search before all candidates were tried")
-    return SearchResult(distribution, rules, best, tuple(candidates), tuple(left), tuple(lines), is_complete)
+    found = tuple(candidates), tuple(left), tuple(lines)
+    return SearchResult(distribution, rules, best, *found, is_complete, memory_limit)
 
 
 def _explained(
@@ -169,18 +187,17 @@ def _explained(
 
 
 def _why_not(dims: DimClass, best: Candidate, candidates: Sequence[Candidate]) -> str:
-    batch = set(axis_tuple(best.rules[BATCH]))
-    sizes = [size for axis, size in best.mesh.items() if axis not in batch and size > 1]
-    if not sizes:
-        return "the batch is sharded over all devices"
-    if not any(part % size == 0 for part in dims.parts for size in sizes):
-        return f"{' and '.join(map(str, sizes))} does not divide {math.gcd(*dims.parts)}"
-
     def kind(each: Candidate) -> Any:
         return each.mesh, each.rules[BATCH], each.fully_sharded, each.remat
 
     others = [each for each in candidates if dims.name in each.rules and kind(each) == kind(best)]
     if not others:
+        batch = set(axis_tuple(best.rules[BATCH]))
+        sizes = [size for axis, size in best.mesh.items() if axis not in batch and size > 1]
+        if not sizes:
+            return "the batch is sharded over all devices"
+        if not any(part % size == 0 for part in dims.parts for size in sizes):
+            return f"{' and '.join(map(str, sizes))} does not divide {math.gcd(*dims.parts)}"
         return "the time limit ended the search before it was tried"
     nearest = min(others, key=lambda each: (len(set(each.rules) ^ set(best.rules)), each.step_seconds))
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -77,6 +78,8 @@ class ShardedModule:
             # the arguments of a loop have the shardings of its results
         else:
             attributes, index = owner.operation.attributes, value.result_number
+            if owner.operation.name == "sdy.manual_computation":  # a `shard_map`; its arguments are shards already
+                attributes = {"sharding": attributes["out_shardings"]}
         named = (name for name in ("out_sharding", "sharding", "sdy.sharding") if name in attributes)
         found = next((attributes[name] for name in named), None)
         if found is None:
@@ -87,6 +90,40 @@ class ShardedModule:
                 found = sdy.TensorShardingPerValueAttr(found).shardings[index]
             self._shardings[key] = sdy.TensorShardingAttr(found)
         return self._shardings[key]
+
+    def argument_of(self, value: Any) -> int | None:
+        """Return the position of the argument of `main` of which a value is a view or a conversion, else None."""
+        while True:
+            owner = value.owner
+            if is_argument(owner):
+                inner = owner.owner.operation
+                if inner.name == "func.func":
+                    name = text_of(inner.attributes["sym_name"])
+                    if name == "main":
+                        return value.arg_number
+                    inner = self._calls.get(name)
+                value = None if inner is None else inner.operands[value.arg_number]
+            elif owner.operation.name in _VIEWS:
+                value = owner.operation.operands[value.result_number]
+            else:
+                return None
+            if value is None:
+                return None
+
+    @functools.cached_property
+    def _calls(self) -> dict[str, Any]:
+        """A call of each function."""
+        found = (inner for inner in operations_in(self._operation) if inner.name == "func.call")
+        return {text_of(call.attributes["callee"]): call for call in found}
+
+
+_VIEWS = (
+    "stablehlo.convert",
+    "stablehlo.dynamic_slice",
+    "stablehlo.optimization_barrier",
+    "stablehlo.reshape",
+    "stablehlo.transpose",
+)
 
 
 def layers_in(name: str) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_dist._support.arguments import argument_error, is_int
 from keras_dist.distribution import arrangement
+from keras_dist.distribution.mesh import fitting_sizes
 from keras_dist.errors import ConfigError, KerasDistError, MeshError, shorten, unknown_name_error
 from keras_dist.planner.hardware import CHIPS, Chip, Platform
 
@@ -205,7 +206,10 @@ def places_in_mesh(target: Target, shape: Sequence[int], names: Sequence[str] | 
     """
     if math.prod(shape) != target.device_count:
         summary = f"a mesh for {target.name!r} must have all of its {target.device_count:,} devices"
-        fix = "another target, or a mesh of another shape: a program runs on all devices of its target"
+        fitting = fitting_sizes(shape, target.device_count)
+        fix = (
+            f"a mesh of shape {fitting} with devices=kd.planner.devices({target.name!r}, {fitting}); or another target"
+        )
         raise MeshError(summary, given=f"a mesh of shape {tuple(shape)}", fix=fix)
     if names is not None and not (isinstance(names, Sequence) and all(isinstance(name, str) for name in names)):
         raise argument_error("devices", names, "names of devices in a list, or None", error=MeshError)

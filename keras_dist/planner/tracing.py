@@ -26,6 +26,7 @@ from keras_dist.distribution.abstract import abstract_meshes
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.pipelining import Pipeline, pipelines_noted
 from keras_dist.distribution.plan import LayoutPlan, make_row
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
@@ -64,9 +65,10 @@ class StepProgram:
         assumed: assumptions about the step, such as a default optimizer.
         distribution: the distribution of the step.
         kernels: kernels that layers chose for the platform.
-        ahead_nbytes: bytes per device that `fit` adds to those of a step: the batches of further executions, of which
+        ahead_nbytes: bytes per device that `fit` adds to a step: the batches of further executions, of which
             `prefetch` are on the devices; and where the state is not donated, the results of a second step in flight.
         keeps_data: whether `fit` may keep a small dataset on the devices.
+        pipelines: schedules of stacks of layers.
     """
 
     lowered: jax.stages.Lowered
@@ -76,6 +78,7 @@ class StepProgram:
     assumed: tuple[str, ...]
     distribution: Distribution
     kernels: tuple[str, ...] = ()
+    pipelines: tuple[Pipeline, ...] = ()
     ahead_nbytes: int = 0
     keeps_data: bool = True
 
@@ -163,8 +166,9 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     cell, _ = StateCell.of_own_module(graph, plan, plan.shapes)
     choices, assumed = _completed(choices, optimizer, loss, cell.state.trainable)
     cell.add_slots(choices.optimizers)
-    trainer = StepRunner(cell, dataclasses.replace(forward, plan=plan, pads=choices.options.pads), choices)
-    with naming_scopes(), kernels_noted() as kernels:
+    options = {"pads": choices.options.pads, "micro_batches": choices.options.micro_batches}
+    trainer = StepRunner(cell, dataclasses.replace(forward, plan=plan, **options), choices)
+    with naming_scopes(), kernels_noted() as kernels, pipelines_noted() as pipelines:
         lowered = trainer.lower_train(source)
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)
     rows = batch.rows[0].shape[0]
@@ -176,8 +180,8 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     options = choices.options
     ahead = (options.prefetch * (options.steps_per_execution or 1) - 1) * batch.nbytes_per_device
     ahead += 0 if options.donate else state.nbytes_per_device
-    of_fit = ahead, options.steps_per_execution != 1
-    return StepProgram(lowered, state, batch, named, assumed, distribution, tuple(kernels), *of_fit)
+    notes = tuple(kernels), tuple(pipelines), ahead, options.steps_per_execution != 1
+    return StepProgram(lowered, state, batch, named, assumed, distribution, *notes)
 
 
 def _completed(
@@ -207,8 +211,7 @@ class _MeanSquareOfOutputs(Loss):
     needs_targets = False
 
     def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        values = y_pred.astype(jnp.float32)
-        return jnp.mean(values * values)
+        return sum((jnp.mean(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(y_pred)), jnp.zeros(()))
 
 
 def _plan_of_batch(source: ShapeSource, distribution: Distribution) -> LayoutPlan:

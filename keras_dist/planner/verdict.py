@@ -20,7 +20,7 @@ Tier = Literal["propagated", "compiled"]
 
 _MARGINS = {"tpu": 1.25}
 _MARGIN = 2
-"""Times the estimate bounds XLA's peak of intermediate results in all layouts of docs/concepts/memory_estimates.md."""
+"""Times the estimate bounds XLA's peak of intermediate results; see docs/concepts/memory_estimates.md."""
 _COMPILE = "compile to decide: plan(..., compiles=True), or keras-dist plan --compile"
 _RESERVED_PART = 64
 """Part of the memory of a TPU that XLA keeps for itself: 0.25 of the 16 GiB of v5e (libtpu 0.0.42)."""
@@ -45,6 +45,7 @@ class Verdict:
         rooflines: least times of a step, by the tier that they are computed from.
         compiled: *compiled*: figures of XLA's program for the target; None if it was not compiled.
         note: why it was not compiled.
+        calibrated_seconds: *calibrated*: estimated time of a step, from measured trainings; see `planner.calibrate`.
     """
 
     target: str
@@ -57,6 +58,7 @@ class Verdict:
     ahead_nbytes: int = 0
     resident_nbytes: int = 0
     opaque: tuple[str, ...] = ()
+    calibrated_seconds: float | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -103,9 +105,10 @@ class Verdict:
             kept = f"a dataset of up to {render_bytes(self.resident_nbytes)}, unless steps_per_execution=1"
             return f"may fit ({needed}); fit may also keep {kept}"
         if self.opaque:
-            more = f" and {len(self.opaque) - 1} more" if len(self.opaque) > 1 else ""
+            first, *others = self.opaque
+            more = f" and {len(others)} more" if others else ""
             known = f"{render_bytes(self.most_nbytes)} of {limit}, propagated"
-            return f"unknown ({known}, without the memory of {self.opaque[0]}{more}); {_COMPILE}"
+            return f"unknown ({known}, without the memory of {first}{more}); {_COMPILE}"
         if self.fits:
             return f"fits (at most {render_bytes(self.most_nbytes)} of {limit}; propagated)"
         least, most = render_bytes(self.least_nbytes), render_bytes(self.most_nbytes)
@@ -115,7 +118,10 @@ class Verdict:
     def _time(self) -> str:
         tier: Tier = "compiled" if "compiled" in self.rooflines else "propagated"
         line = self.roofline
-        return f"a step takes at least {1e3 * line.step_seconds:.3g} ms, limited by {line.bottleneck} ({tier})"
+        about = self.calibrated_seconds
+        estimated = "" if about is None else f", about {1e3 * about:.3g} ms (calibrated)"
+        least = f"a step takes at least {1e3 * line.step_seconds:.3g} ms, limited by {line.bottleneck} ({tier})"
+        return least + estimated
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain values for JSON."""
@@ -128,11 +134,20 @@ class Verdict:
             "exact": {name: getattr(self, name) for name in ("least_nbytes", "ahead_nbytes", "resident_nbytes")},
             "propagated": {"most_nbytes": self.most_nbytes, "opaque": list(self.opaque), **times["propagated"]},
             "compiled": None if compiled is None else {**dataclasses.asdict(compiled), **times.get("compiled", {})},
+            "calibrated": None if self.calibrated_seconds is None else {"step_seconds": self.calibrated_seconds},
             "note": self.note,
         }
 
 
-def judge(program: StepProgram, step: Propagated, target: Target, *, compiles: bool, timeout_seconds: float) -> Verdict:
+def judge(
+    program: StepProgram,
+    step: Propagated,
+    target: Target,
+    *,
+    compiles: bool,
+    timeout_seconds: float,
+    flash_attention: bool = False,
+) -> Verdict:
     """Return the verdict on a step that was traced for the platform of the target, on a mesh with as many devices."""
     mesh = program.state.mesh
     options: dict[str, Any] = {
@@ -141,7 +156,8 @@ def judge(program: StepProgram, step: Propagated, target: Target, *, compiles: b
     }
 
     def line(flops: float, figures: Propagated | CompiledFigures) -> Roofline:
-        moved = {"accessed_nbytes": figures.accessed_nbytes, "collectives": figures.collectives}
+        accessed = step.accessed_nbytes - step.scores_nbytes if flash_attention else figures.accessed_nbytes
+        moved = {"accessed_nbytes": accessed, "collectives": figures.collectives}
         return roofline(target, mesh.axis_sizes, flops=flops, **moved, **options)
 
     rooflines: dict[Tier, Roofline] = {"propagated": line(step.flops, step)}
@@ -156,9 +172,8 @@ def judge(program: StepProgram, step: Propagated, target: Target, *, compiles: b
     least, limit = program.state.nbytes_per_device + program.batch.nbytes_per_device, target.hbm_nbytes
     keeps_data = program.keeps_data and mesh.size <= _ONE_PROCESS and limit
     resident = max(0, limit - program.state.nbytes_per_device) // RESIDENT_PART if keeps_data else 0
-    most = (
-        least + program.ahead_nbytes + resident + int(_MARGINS.get(target.platform, _MARGIN) * step.activation_nbytes)
-    )
+    bound = int(_MARGINS.get(target.platform, _MARGIN) * step.activation_nbytes)
+    most = least + program.ahead_nbytes + resident + bound
     most += limit // _RESERVED_PART if target.platform == "tpu" else 0
     of_fit = program.ahead_nbytes, resident, step.opaque
     return Verdict(target.name, limit, least, most, rooflines, compiled, note, *of_fit)

@@ -1,7 +1,8 @@
 """The blocks of a network: a list of them, or one block with stacked weights in a loop.
 
 Layers of a network may differ in their window and in their rotary embeddings. In a loop these are arrays: an index into
-the distinct angles, and a window that is longer than any sequence for layers without one.
+the distinct angles, and a window that is longer than any sequence for layers without one. A loop without a cache may be
+a pipeline, see `layers.Stack`.
 """
 
 from __future__ import annotations
@@ -63,22 +64,29 @@ def _run_stack(
             block.build(hidden.shape)
     start = 0 if cache is None else cache.index - hidden.shape[1]
     window, turns, differing = _per_layer(config, _positions(spans[0]))
+    has_rows = spans[0].positions is not None  # else the angles are equal for all rows
+    rows = [(span.segments, span.positions) for span in spans], turns if has_rows else None
 
-    def call(block: Block, carry: PyTree, turn: PyTree) -> PyTree:
+    def call(block: Block, carry: PyTree, turn: PyTree, rows: PyTree) -> PyTree:
         hidden, keys, values = carry
         slots = None if cache is None else Slots(keys, values, jnp.asarray(start), turn["layer"])
-        chosen = turns if "rotary" not in turn else jax.tree.map(lambda each: each[turn["rotary"]], turns)
-        hidden, slots = block(hidden, chosen, *spans, turn.get("window", window), slots)
+        own = [Span(span.index, *places) for span, places in zip(spans, rows[0], strict=True)]
+        found = rows[1] if has_rows else turns
+        if "rotary" in turn:
+            found = [jax.tree.map(lambda *each: jax.lax.select_n(turn["rotary"], *each), *found)]
+        hidden, slots = block(hidden, found[0], *own, turn.get("window", window), slots)
         return (hidden, None, None) if slots is None else (hidden, slots.keys, slots.values)
 
     carry = (hidden, None, None) if cache is None else (hidden, cache.keys, cache.values)
     turn = {"layer": jnp.arange(config.num_layers), **differing}
-    hidden, keys, values = scan_layers(block, call, carry, turn)
+    hidden, keys, values = scan_layers(block, call, carry, turn, rows, pipelines=cache is None)
     return hidden, None if cache is None else cache._replace(keys=keys, values=values)
 
 
-def _per_layer(config: NetworkConfig, positions: jax.Array) -> tuple[int | None, Angles | None, dict[str, jax.Array]]:
-    """Return the window and the angles that layers share, and arrays of those that differ between them."""
+def _per_layer(
+    config: NetworkConfig, positions: jax.Array
+) -> tuple[int | None, list[Angles | None], dict[str, jax.Array]]:
+    """Return the window that layers share, the distinct angles, and arrays of what differs between layers."""
     windows, rotaries = zip(*_kinds(config), strict=True)
     differing: dict[str, jax.Array] = {}
     if len(set(windows)) > 1:
@@ -86,11 +94,14 @@ def _per_layer(config: NetworkConfig, positions: jax.Array) -> tuple[int | None,
     distinct = list(dict.fromkeys(rotaries))
     found = [angles(rotary, config, positions) for rotary in distinct]
     if len(distinct) == 1:
-        return windows[0], found[0], differing
+        return windows[0], found, differing
     differing["rotary"] = jnp.array([distinct.index(rotary) for rotary in rotaries], "int32")
     cosine, sine = next(each for each in found if each is not None)
-    pairs = [(jnp.ones_like(cosine), jnp.zeros_like(sine)) if each is None else each for each in found]
-    return windows[0], (jnp.stack([each[0] for each in pairs]), jnp.stack([each[1] for each in pairs])), differing
+    return (
+        windows[0],
+        [(jnp.ones_like(cosine), jnp.zeros_like(sine)) if each is None else each for each in found],
+        differing,
+    )
 
 
 def _kinds(config: NetworkConfig) -> list[tuple[int | None, Rotary | None]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from keras_dist.errors import ConfigError, shorten
@@ -19,7 +19,8 @@ ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 PLACEMENTS = ("before", "after", "both", "after_residual")
 QK_NORMS = (None, "head", "all")
-IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
+IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash", "ring")
+POOLED_ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "sigmoid", "linear")
 _NEEDED = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -65,7 +66,16 @@ class Rotary:
 
     def problems(self, head_dim: int) -> Iterator[str]:
         if self.rope_type not in ROPE_TYPES:
-            yield f"rope_type={self.rope_type!r} must be one of {', '.join(map(repr, ROPE_TYPES))}"
+            yield f"rope_type={self.rope_type!r} must be one of {_listed(ROPE_TYPES)}"
+        for name in ("rope_theta", "factor", "low_freq_factor", "high_freq_factor"):
+            if getattr(self, name) == 0:
+                yield f"{name}=0 must be positive"
+        if self.low_freq_factor is not None and self.low_freq_factor == self.high_freq_factor:
+            yield f"low_freq_factor={self.low_freq_factor} must be less than high_freq_factor"
+        rotated = int(head_dim * self.partial_rotary_factor)
+        if not 0 < rotated <= head_dim or rotated % 2:
+            factor = f"head_dim={head_dim} by partial_rotary_factor={self.partial_rotary_factor:g}"
+            yield f"{factor} must be an even number of dims up to head_dim, not {rotated}"
         missing = [name for name in _NEEDED.get(self.rope_type, ()) if getattr(self, name) is None]
         if missing:
             yield f"rope_type={self.rope_type!r} needs {', '.join(missing)}"
@@ -94,10 +104,11 @@ class AttentionConfig:
         rotary: rotary position embeddings, or None.
         sliding_rotary: rotary position embeddings of `sliding_layers`; None for `rotary`.
         layers_without_rotary: indices of layers without rotary position embeddings.
-        implementation: `"xla"`, `"cudnn"`, `"splash"`, or `"auto"` for the fastest on the platform of the mesh: cuDNN
-            on GPUs, Pallas splash attention on TPUs, XLA elsewhere and where these do not support the options. With a
-            cache it is XLA. `"splash"` needs consecutive positions inside of a segment if there is a window; on CPUs it
-            is interpreted, which is slow.
+        implementation: `"xla"`, `"cudnn"`, `"splash"`, `"ring"`, or `"auto"`: a ring where the strategy has a sequence
+            axis (see `ops.dot_product_attention`), else the fastest on the platform of the mesh: cuDNN on GPUs, Pallas
+            splash attention on TPUs, XLA elsewhere and where these do not support the options. With a cache it is XLA.
+            `"splash"` needs consecutive positions inside of a segment if there is a window; on CPUs it is interpreted,
+            which is slow.
     """
 
     num_heads: int
@@ -131,14 +142,15 @@ class AttentionConfig:
         return self.window if slides else None, None if layer in self.layers_without_rotary else rotary
 
     def problems(self) -> Iterator[str]:
-        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+        if self.num_heads % self.num_kv_heads:
             yield f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
         if self.qk_norm not in QK_NORMS:
-            yield f"qk_norm={self.qk_norm!r} must be one of {', '.join(map(repr, QK_NORMS))}"
+            yield f"qk_norm={self.qk_norm!r} must be one of {_listed(QK_NORMS)}"
         if self.implementation not in IMPLEMENTATIONS:
-            yield f"implementation={self.implementation!r} must be one of {', '.join(map(repr, IMPLEMENTATIONS))}"
+            yield f"implementation={self.implementation!r} must be one of {_listed(IMPLEMENTATIONS)}"
         for rotary in (self.rotary, self.sliding_rotary):
-            yield from () if rotary is None else rotary.problems(self.head_dim)
+            wrong = () if rotary is None else tuple(wrong_values(rotary))
+            yield from wrong or (() if rotary is None else rotary.problems(self.head_dim))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +171,7 @@ class FeedForwardConfig:
 
     def problems(self) -> Iterator[str]:
         if self.activation not in ACTIVATIONS:
-            yield f"activation={self.activation!r} must be one of {', '.join(map(repr, ACTIVATIONS))}"
+            yield f"activation={self.activation!r} must be one of {_listed(ACTIVATIONS)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +194,7 @@ class NormConfig:
         if self.kind not in ("rms", "layer"):
             yield f"norm kind={self.kind!r} must be 'rms' or 'layer'"
         if self.placement not in PLACEMENTS:
-            yield f"norm placement={self.placement!r} must be one of {', '.join(map(repr, PLACEMENTS))}"
+            yield f"norm placement={self.placement!r} must be one of {_listed(PLACEMENTS)}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,16 +225,19 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         """Check all options; one error lists all problems."""
-        heads = self.attention
-        groups = (self, heads, self.feed_forward, self.norm, heads.rotary, heads.sliding_rotary)
-        found = [problem for group in groups if group is not None for problem in wrong_values(group)]
-        if not found:  # the others compare numbers
-            for group in (self.attention, self.feed_forward, self.norm):
-                found += group.problems()
+        found: list[str] = []
+        for group in (self, self.attention, self.feed_forward, self.norm):
+            found += list(wrong_values(group)) or group.problems()  # which compare numbers
         if found:
-            given = "; ".join(found)
-            fix = "correct them in config.json, or in the arguments"
-            raise ConfigError(f"the config of a {self.family!r} network is not valid", given=given, fix=fix)
+            parts = {"given": "; ".join(found), "fix": "correct them in config.json, or in the arguments"}
+            summary = f"the config of a {self.family!r} network is not valid"
+            raise ConfigError(summary, problems=tuple(found), **parts)
+
+    def problems(self) -> Iterator[str]:
+        for name in ("sliding_layers", "layers_without_rotary"):
+            beyond = [layer for layer in getattr(self.attention, name) or () if layer >= self.num_layers]
+            if beyond:
+                yield f"{name}={shorten(beyond)} must be below num_layers={self.num_layers}"
 
     def get_config(self) -> dict[str, Any]:
         """Return the options as plain values."""
@@ -280,6 +295,17 @@ class EncoderConfig(NetworkConfig):
     pooled_size: int | None = None
     pooled_activation: str = "tanh"
 
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.image_size is not None and self.patch_size > self.image_size:
+            yield f"patch_size={self.patch_size} must be at most image_size={self.image_size}"
+        if self.pooled_activation not in POOLED_ACTIVATIONS:
+            yield f"pooled_activation={self.pooled_activation!r} must be one of {_listed(POOLED_ACTIVATIONS)}"
+
+
+def _listed(names: Sequence[str | None]) -> str:
+    return ", ".join(map(repr, names))
+
 
 _MAY_BE_ZERO = ("num_types", "truncate")
 
@@ -297,6 +323,9 @@ def wrong_values(group: Any) -> Iterator[str]:
         elif kind.startswith("float"):
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
                 yield f"{field.name}={shorten(value)} must be a number, and not negative"
+        elif kind.startswith("tuple"):
+            if not isinstance(value, tuple) or not all(isinstance(each, int | float) for each in value):
+                yield f"{field.name}={shorten(value)} must be numbers"
         elif kind.startswith("bool") and not isinstance(value, bool):
             yield f"{field.name}={shorten(value)} must be true or false"
 
@@ -329,4 +358,5 @@ def _made(cls: Any, config: Mapping[str, Any]) -> Any:
     for name in _GROUPS.keys() & values.keys():
         if isinstance(values[name], Mapping):
             values[name] = _made(_GROUPS[name], values[name])
-    return cls(**values)
+    required = [field.name for field in dataclasses.fields(cls) if field.default is field.default_factory]
+    return cls(**{name: None for name in required if name not in _GROUPS} | values)

@@ -7,6 +7,7 @@ and paths of weights against names in the file. What no table can say is in `opt
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -74,6 +75,11 @@ class Family:
     ignored: ClassVar[Sequence[str]] = ()
     prefix: ClassVar[str] = ""
 
+    def positions(self, document: Document) -> dict[str, Any]:
+        """Return the fields of rotary position embeddings."""
+        del document
+        return {}
+
     def options(self, document: Document) -> dict[str, Any]:
         """Return fields that do not follow from one entry of `config.json`, such as `{"attention.window": 4096}`."""
         del document
@@ -95,21 +101,25 @@ class Family:
         Raises:
             ConfigError: entries are missing, or have values that are not supported; all are listed.
         """
-        problems = list(self._problems(document))
+        missing = [key for key in self.keys if key not in self.defaults and document.get(key) is None]
+        problems = [f"missing: {', '.join(missing)}"] if missing else []
+        problems += self._unsupported(document)
         extra = {key: value for key, value in document.items() if key not in (*self.keys, *self.handled)}
         document = {**self.defaults, **document}
         fields = {field: document.get(key) for key, field in self.keys.items()} | dict(self.fixed)
-        found = None
+        for read in (self.positions, self.options):
+            try:
+                fields |= read(document)
+            except ConfigError as error:
+                problems.append(error.given)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                if not missing:
+                    problems.append(f"an entry has the wrong type: {cause(error)}")
         try:
-            fields |= self.options(document)
-            if not problems:
-                found = self.kind.from_config({"family": self.model_type, "extra": extra, **fields})
+            found = self.kind.from_config({"family": self.model_type, "extra": extra, **fields})
         except ConfigError as error:
-            problems.append(error.given)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            if not problems:  # else an entry is missing, or is not what it should be
-                problems.append(f"an entry has the wrong type: {cause(error)}")
-        if found is None:
+            problems += self._of_entries(error.problems, missing, bool(problems))
+        if problems:
             summary = f"the config.json of a {self.model_type!r} network cannot be used"
             fix = "load it with transformers, or correct config.json"
             raise ConfigError(summary, given="; ".join(problems), fix=fix)
@@ -132,10 +142,16 @@ class Family:
             raise ConfigError(summary, given=", ".join(lost), fix=fix)
         return document
 
-    def _problems(self, document: Document) -> Iterator[str]:
-        missing = [key for key in self.keys if key not in self.defaults and document.get(key) is None]
-        if missing:
-            yield f"missing: {', '.join(missing)}"
+    def _of_entries(self, problems: Sequence[str], missing: Sequence[str], follows: bool) -> Iterator[str]:
+        """Yield problems of fields under the names of the entries, without fields that `options` could not set."""
+        names = {field.rpartition(".")[2]: key for key, field in self.keys.items()}
+        for problem in problems:
+            name, _, value = problem.partition("=")
+            if value.startswith("None ") and (names[name] in missing if name in names else follows):
+                continue
+            yield re.sub(r"\w+(?==)", lambda match: names.get(match[0], match[0]), problem)
+
+    def _unsupported(self, document: Document) -> Iterator[str]:
         for key, supported in {**self.only, "quantization_config": (None,)}.items():
             if document.get(key, supported[0]) not in supported:
                 yield f"{key}={shorten(document[key])} is not supported, only {' or '.join(map(repr, supported))}"
@@ -215,6 +231,20 @@ def written_rotary(rotary: Rotary) -> dict[str, Any]:
     fields = dataclasses.fields(rotary)
     values = {field.name: (getattr(rotary, field.name), field.default) for field in fields}
     return {name: _plain(value) for name, (value, default) in values.items() if name in always or value != default}
+
+
+def size_of_heads(document: Document, size: str, heads: str) -> int | None:
+    """Return the quotient of two entries, which must be an integer; None for entries that are not valid.
+
+    Raises:
+        ConfigError: the number of heads does not divide the size.
+    """
+    dividend, divisor = document.get(size), document.get(heads)
+    if not isinstance(dividend, int) or not isinstance(divisor, int) or divisor < 1:
+        return None
+    if dividend % divisor:
+        raise ConfigError("heads of unequal sizes", given=f"{heads}={divisor} must divide {size}={dividend}")
+    return dividend // divisor
 
 
 def prefixed(prefix: str, names: Mapping[str, str]) -> dict[str, str]:

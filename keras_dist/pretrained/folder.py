@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from keras_dist._support.arguments import check_kind
+import jax
+import jax.numpy as jnp
+
+from keras_dist._support.arguments import check_kind, check_option, check_path
 from keras_dist._support.types import DTypeLike
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ConfigError, FileMissingError, ModelError, cause, shorten
 from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.pretrained.config import DecoderConfig, NetworkConfig
+from keras_dist.pretrained.config import IMPLEMENTATIONS, DecoderConfig, EncoderConfig, NetworkConfig
 from keras_dist.pretrained.decoder import Decoder
 from keras_dist.pretrained.encoder import Encoder
 from keras_dist.pretrained.family import family_named
 from keras_dist.pretrained.weight_maps import weight_map
 from keras_dist.saving.regular_files import read_regular
-from keras_dist.saving.tensor_files import SUFFIX, TensorReader, index_path
+from keras_dist.saving.tensor_format import SUFFIX, index_path
+from keras_dist.saving.tensor_reader import TensorReader
 
 CONFIG = "config.json"
+
+_MOST_POSITIONS = 2048
+"""Longest sequence for which a layout is found before weights are loaded."""
 
 Policy = DTypeLike | DTypePolicy | None
 Network = Decoder | Encoder
@@ -63,7 +74,10 @@ def load(
     """Load a network from a folder of `transformers`, on the current distribution.
 
     `config.json` names the family. Each process reads only the parts of the weights that its devices hold.
-    `AutoParallel` must have searched before: `auto.search(lambda: describe(folder), (x, y), loss="causal_lm")`.
+
+    `AutoParallel` first finds the layout, for Adam on one row per device of `max_length` positions, at most 2,048, with
+    the loss `causal_lm` for decoders. For other batches search with `describe`, and load under what is found:
+    `auto.search(lambda: describe(folder), (x, y), loss="causal_lm").distribution.scope()`.
 
     Args:
         folder: a folder with `config.json`, and `model.safetensors` or an index and the files that it names.
@@ -71,9 +85,10 @@ def load(
             converted; the dtype in `config.json` is not used.
         scan: whether blocks are stacked, and one is compiled in a loop; see `Decoder`.
         remat: whether the backward pass computes each block again; see `Decoder`.
-        attention: `"xla"`, `"cudnn"`, `"splash"`, or `"auto"` for the fastest on the platform of the mesh; see the
-            `implementation` of `AttentionConfig`. The plan names the one that is used, and the reasons.
-        ignore: regular expressions for names in the files that are not loaded, such as other heads.
+        attention: `"xla"`, `"cudnn"`, `"splash"`, `"ring"`, or `"auto"`: a ring where the strategy has a sequence axis,
+            else the fastest on the platform of the mesh; see the `implementation` of `AttentionConfig`. The plan names
+            the one that is used, and the reasons.
+        ignore: regular expression, or several, for names in the files that are not loaded, such as other heads.
 
     Raises:
         ConfigError: `config.json` cannot be read, or has options that are not supported; all are listed.
@@ -85,16 +100,22 @@ def load(
     Source: `transformers.AutoModelForCausalLM.from_pretrained`.
     """
     config = _attending(read_config(folder), attention)
-    model = _network(config, dtype=dtype, scan=scan, remat=remat, initializer="zeros")
-    model.build()
+    asked, options = current_distribution(), {"dtype": dtype, "scan": scan, "remat": remat}
+    if asked is not None and asked.is_searched:
+        asked, is_short = _found(asked, config, options)
+        options["remat"] = remat or is_short
+    with contextlib.nullcontext() if asked is None else asked.scope():
+        model = _network(config, **options, initializer="zeros")
+        model.build()
     model._arguments["initializer"] = None  # of a copy
-    names = _names_in(folder) if family_named(model.config.family).prefix else None
     try:
-        model.load_weights(folder, weight_map=weight_map(model, ignore, names))
+        model.load_weights(folder, weight_map=weight_map(model, _rules(ignore), _names_in(folder)))
     except ModelError as error:
-        error.add_note(
-            r"arrays that are not needed, such as other heads, are left out by load(ignore=(r'classifier\..*',))"
-        )
+        if "strict" in error.fix:
+            error.fix = (
+                "give the folder of a network like the one in config.json; arrays that are not needed, such as other "
+                r"heads, are left out by load(ignore=(r'classifier\..*',))"
+            )
         raise
     return model
 
@@ -108,7 +129,8 @@ def save(
 ) -> None:
     """Save a network in a folder that `transformers` loads: `config.json`, and safetensors under its names.
 
-    In a job all processes must call; the first one writes.
+    Of weights with LoRA the files have the sum of the frozen weight and the product, as after `merge_lora`. In a job
+    all processes must call; the first one writes.
 
     Args:
         model: a network that `load` returned, or one that was made of a config.
@@ -124,6 +146,9 @@ def save(
     Source: `transformers.PreTrainedModel.save_pretrained`.
     """
     check_kind("model", model, Decoder | Encoder, "a network of `kd.pretrained`")
+    if pathlib.Path(check_path("folder", folder, "out/")).suffix in (SUFFIX, ".json", ".keras", ".h5"):
+        fix = "for one file without config.json use model.save_weights"
+        raise ModelError("`folder` must be the path of a folder", given=f"folder={shorten(folder)}", fix=fix)
     model.build()
     config = family_named(model.config.family).write(model.config)
     config["dtype"] = str(model.dtype) if dtype is None else DTypePolicy(getattr(dtype, "__name__", str(dtype))).name
@@ -133,12 +158,14 @@ def save(
 
 def read_config(folder: str | os.PathLike[str]) -> NetworkConfig:
     """Return the config of a network in a folder."""
-    path = pathlib.Path(folder)
+    path = pathlib.Path(check_path("folder", folder, "Qwen3-0.6B/"))
     path = path / CONFIG if path.is_dir() else path
     try:
         document = json.loads(read_regular(path, follow_links=True))
     except FileNotFoundError as error:
         fix = "give a folder that save_pretrained of transformers has written"
+        if path.name != CONFIG and re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
+            fix += f"; if this is a repository of the Hub: load(kd.interop.snapshot({str(folder)!r}))"
         raise FileMissingError(f"{str(path)!r} does not exist", given=f"folder={shorten(folder)}", fix=fix) from error
     except (OSError, ValueError, RecursionError) as error:
         fix = "check that all was copied whole"
@@ -150,15 +177,44 @@ def read_config(folder: str | os.PathLike[str]) -> NetworkConfig:
 
 
 def _attending(config: NetworkConfig, implementation: str) -> NetworkConfig:
+    check_option("attention", implementation, IMPLEMENTATIONS)
     return dataclasses.replace(config, attention=dataclasses.replace(config.attention, implementation=implementation))
 
 
 def _network(config: NetworkConfig, **options: Any) -> Network:
     kind: Any = Decoder if isinstance(config, DecoderConfig) else Encoder
-    return kind(config, **options)
+    network = kind(config, **options)
+    if not jnp.issubdtype(network.dtype, jnp.floating) or not jnp.issubdtype(network.compute_dtype, jnp.floating):
+        fix = "for example dtype='bfloat16'; weights of other types are converted"
+        raise ModelError("`dtype` must be floating-point", given=f"dtype={shorten(options['dtype'])}", fix=fix)
+    return network
 
 
-def _names_in(folder: str | os.PathLike[str]) -> Iterable[str] | None:
-    """Return the names of the arrays in a folder; None for `load_weights` to report missing files."""
+def _found(auto: Any, config: NetworkConfig, options: Mapping[str, Any]) -> tuple[Distribution, bool]:
+    """Return the distribution that `AutoParallel` finds, and whether blocks are computed again."""
+    rows, length = auto.device_mesh.size, min(config.max_length, _MOST_POSITIONS)
+    batch: Any = jax.ShapeDtypeStruct((rows, length), "int32")
+    if isinstance(config, EncoderConfig) and config.image_size:
+        batch = jax.ShapeDtypeStruct((rows, config.image_size, config.image_size, config.channels), "float32")
+    is_decoder = isinstance(config, DecoderConfig)
+    batch, loss = ((batch, batch), "causal_lm") if is_decoder else (batch, None)
+    found = auto.search(lambda: _network(config, **options), batch, "adam", loss)
+    return found.distribution, found.best.remat is not None
+
+
+def _names_in(folder: str | os.PathLike[str]) -> Iterable[str]:
+    """Return the names of the arrays in a folder."""
     path = pathlib.Path(folder) / f"model{SUFFIX}"
-    return TensorReader("load", path).shapes if path.exists() or index_path(path).exists() else None
+    if not path.exists() and not index_path(path).exists():
+        given = f"{path.name} and {index_path(path).name} are missing; the folder holds {_content(path.parent)}"
+        fix = "copy the files of weights; other forms are written as safetensors by save_pretrained of transformers"
+        raise FileMissingError(f"{str(folder)!r} has no weights", given=given, fix=fix)
+    return TensorReader("load", path).shapes
+
+
+def _rules(ignore: Sequence[str]) -> Sequence[str]:
+    return (ignore,) if isinstance(ignore, str) else ignore
+
+
+def _content(folder: pathlib.Path) -> str:
+    return ", ".join(sorted(os.listdir(folder))[:8]) if folder.is_dir() else "no folder"

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from keras_dist._support.arguments import argument_error, check_int, check_number, check_optional, is_int
 from keras_dist._support.types import ArrayLike, PyTree
@@ -39,7 +40,8 @@ class CachedModel(Protocol):
 
     `empty_cache` returns any pytree of arrays. The call takes tokens, positions and segments, each (batch, length), and
     the cache of the tokens before; segment 0 is padding, which later tokens must not see. It returns logits (batch,
-    length, vocabulary) and the cache with the new tokens. Both are traced.
+    length, vocabulary) and the cache with the new tokens, of the same shapes and dtypes. Both are traced. What the next
+    token needs is in the cache: the call must not change variables.
     """
 
     def empty_cache(self, batch_size: int, slots: int) -> PyTree:
@@ -227,7 +229,9 @@ class _Run:
         inputs = {"tokens": tokens, "positions": jnp.broadcast_to(index, tokens.shape), "segments": segments}
         with call_context.entered(False, anew=True) as context:
             context.shards_of = lambda weight, dim: 1
-            logits, cache = module(inputs, cache=module.empty_cache(len(tokens), self._slots))
+            empty, before = module.empty_cache(len(tokens), self._slots), _values(module)
+            logits, cache = _checked_result(module(inputs, cache=empty), tokens, empty)
+        _check_unchanged(before, _values(module))
         last = _logits_at(lengths - 1, logits, context.projection_of(logits))
         return self._sampling.tokens(last, _keys(seeds, 0), factors), cache
 
@@ -261,6 +265,35 @@ class _Run:
 
         has_ended = is_added | jnp.isin(first, stops)
         return jax.lax.while_loop(goes_on, turn, (jnp.int32(1), cache, first, found, has_ended))[3]
+
+
+def _checked_result(result: Any, tokens: jax.Array, empty: PyTree) -> tuple[jax.Array, PyTree]:
+    """Return the logits and the cache that a model returned, if they are as `CachedModel` requires."""
+    is_pair = isinstance(result, tuple) and len(result) == 2  # pyright: ignore[reportUnknownArgumentType]
+    logits, cache = cast("tuple[Any, Any]", result if is_pair else (np.zeros(()), None))
+    if getattr(logits, "ndim", 0) != 3 or logits.shape[:2] != tokens.shape:
+        given = f"{shorten(jax.tree.map(jnp.shape, result))} for tokens {tokens.shape}"
+        fix = "return logits (batch, length, vocabulary) and the cache, see pretrained.CachedModel"
+        raise ModelError("generate: the call of the model must return logits and the cache", given=given, fix=fix)
+    found, expected = (str(jax.tree.map(jax.typeof, each)) for each in (cache, empty))
+    if found != expected:
+        given = f"{shorten(found)} after an empty cache {shorten(expected)}"
+        fix = "return a cache of the structure, shapes and dtypes that empty_cache returns"
+        raise ModelError("generate: the cache changes its shape", given=given, fix=fix)
+    return logits, cache
+
+
+def _values(module: Any) -> dict[str, Any]:
+    state = nnx.to_flat_state(nnx.state(module)) if isinstance(module, nnx.Module) else ()
+    return {"/".join(map(str, path)): variable.get_raw_value() for path, variable in state}
+
+
+def _check_unchanged(before: dict[str, Any], after: dict[str, Any]) -> None:
+    changed = [path for path, value in after.items() if value is not before.get(path)]
+    if changed:
+        fix = "keep in the cache what the next token needs"
+        summary = "generate: the call of the model changes variables"
+        raise ModelError(summary, given=shorten(", ".join(changed)), fix=fix)
 
 
 def _logits_at(place: jax.Array, logits: jax.Array, projection: Projection | None) -> jax.Array:

@@ -1,5 +1,7 @@
 """`attend_by`: attention by kernels that never store the scores, cuDNN on GPUs and Pallas splash attention on TPUs.
 
+Where the strategy has a sequence axis, `ops.ring_attention` computes it.
+
 XLA cannot split a kernel over devices, so a `shard_map` does: rows over the axes of the batch, heads over the axes of
 the query weights. Heads of keys and values are repeated where these axes do not divide them.
 """
@@ -21,8 +23,8 @@ from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import may_use_kernels, note_kernel, traced_distribution
 from keras_dist.errors import ModelError
-from keras_dist.pretrained.attending import Scores, attend, visible
-from keras_dist.variables import call_context
+from keras_dist.ops.ring_attention import RingOptions, ring_for
+from keras_dist.pretrained.attending import Scores, Span, attend, visible
 from keras_dist.variables.variable import Variable
 
 Arrays = tuple[jax.Array, jax.Array, jax.Array]
@@ -42,8 +44,13 @@ def attend_by(implementation: str, weight: Variable, arrays: Arrays, options: Sc
     distribution = traced_distribution()
     platform = None if distribution is None else distribution.device_mesh.platform
     name = _OF_PLATFORM.get(platform or jax.default_backend(), "xla") if implementation == "auto" else implementation
-    if call_context.is_of_shapes() or not may_use_kernels():
+    if not may_use_kernels():
         return attend(*arrays, options)
+    ring = ring_for(implementation, *arrays[:2], [*_problems_of_ring(options)])
+    if ring is not None:
+        return ring.attend(*arrays, _in_ring(options))
+    if implementation == "auto" and distribution is not None and distribution.sequence_axis is not None:
+        return attend(*arrays, options)  # kernels would gather the queries, too
     if name == "xla":
         note_kernel("attention by XLA")
         return attend(*arrays, options)
@@ -71,6 +78,18 @@ def _problems(name: str, arrays: Arrays, options: Scores, distribution: Distribu
         yield "it is called inside of a shard_map"
     problems = _problems_of_cudnn if name == "cudnn" else _problems_of_splash
     yield from problems(arrays, options, mesh.platform)
+
+
+def _problems_of_ring(options: Scores) -> Iterator[str]:
+    if isinstance(options.window, jax.Array):
+        yield "scanned layers have different windows"
+
+
+def _in_ring(options: Scores) -> RingOptions:
+    def seen(queries: Span, keys: Span) -> jax.Array | None:
+        return visible(options._replace(queries=queries, keys=keys))
+
+    return RingOptions(options.scale, seen, options.queries, options.keys, soft_cap=options.soft_cap)
 
 
 def _problems_of_cudnn(arrays: Arrays, options: Scores, platform: str) -> Iterator[str]:

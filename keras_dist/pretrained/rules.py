@@ -18,7 +18,9 @@ from keras_dist.pretrained.folder import read_config
 Axes = tuple[Axis, ...]
 
 
-def rules(network: Any, mesh: DeviceMesh, axis: str | None = None, *, scan: bool | None = None) -> LayoutMap:
+def rules(
+    network: Any, mesh: DeviceMesh, axis: str | None = None, *, scan: bool | None = None, stage: str | None = None
+) -> LayoutMap:
     r"""Return the layout rules of a network: heads, hidden units and vocabulary are sharded over one axis.
 
     Query, key, value, gate and up are sharded by their outputs, the projections after them by their inputs, so that a
@@ -28,11 +30,12 @@ def rules(network: Any, mesh: DeviceMesh, axis: str | None = None, *, scan: bool
     Args:
         network: a network, its config, or a folder with a `config.json`.
         mesh: the mesh.
-        axis: the axis. By default the last.
+        axis: the axis. By default the last; with `stage` none.
         scan: whether blocks are stacked; by default as in `network`, or False for a config or a folder.
+        stage: axis of the stages of a pipeline, over which stacked blocks are sharded; see `layers.Stack`.
 
     Raises:
-        DistributionError: the mesh has no such axis.
+        DistributionError: the mesh has no such axis, or `stage` is given for blocks that are not stacked.
 
     Warns:
         LayoutWarning: the axis does not divide a number of heads, hidden units or tokens; these are replicated.
@@ -40,13 +43,19 @@ def rules(network: Any, mesh: DeviceMesh, axis: str | None = None, *, scan: bool
     Source: Shoeybi et al. 2019, arXiv:1909.08053.
     """
     mesh = check_mesh(mesh, DistributionError)
-    axis = mesh.axis_names[-1] if axis is None else str(resolve_axes("axis", axis, mesh))
+    axis = mesh.axis_names[-1] if axis is None and stage is None else axis
     config = _config(network)
     is_stack = bool(getattr(network, "scan", False)) if scan is None else scan
-    heads, kv, units, tokens = _axes(config, mesh, axis)
+    if stage is not None and not is_stack:
+        fix = "kd.pretrained.load(folder, scan=True), or rules(config, mesh, scan=True, stage=...)"
+        raise argument_error("stage", stage, "None, since blocks are not stacked", fix=fix, error=DistributionError)
+    first = None if stage is None else resolve_axes("stage", stage, mesh)
+    heads, kv, units, tokens = (
+        [None] * 4 if axis is None else _axes(config, mesh, str(resolve_axes("axis", axis, mesh)))
+    )
     found = LayoutMap(mesh)
     for path, axes in _of_layer(config, heads, kv, units).items():
-        found[f"layers/{path}" if is_stack else rf"layers/\d+/{path}"] = (None, *axes) if is_stack else axes
+        found[f"layers/{path}" if is_stack else rf"layers/\d+/{path}"] = (first, *axes) if is_stack else axes
     if isinstance(config, DecoderConfig):
         found["embedding/embeddings"] = (tokens, None)
         found["norm/(scale|gamma|beta)"] = (None,)

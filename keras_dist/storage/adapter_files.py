@@ -23,7 +23,9 @@ from keras_dist.layers.lora import Dims
 from keras_dist.saving.buckets import in_bucket
 from keras_dist.saving.drafts import writing_to
 from keras_dist.saving.regular_files import read_regular
-from keras_dist.saving.tensor_files import SUFFIX, TensorReader, TensorWriter
+from keras_dist.saving.tensor_format import SUFFIX
+from keras_dist.saving.tensor_reader import TensorReader
+from keras_dist.saving.tensor_writer import TensorWriter
 from keras_dist.storage.save_formats import check_file_path, model_folder
 
 CONFIG, ARRAYS = "adapter_config.json", f"adapter_model{SUFFIX}"

@@ -20,7 +20,7 @@ from keras_dist._unstable.jax_internals import is_key_dtype
 from keras_dist.distribution.placement import copied_by_jax
 from keras_dist.errors import ModelError
 from keras_dist.saving import regular_files
-from keras_dist.saving.tensor_files import in_memory_order, in_parts
+from keras_dist.saving.tensor_format import in_memory_order, in_parts
 from keras_dist.training.state_cell import StateCell
 
 _LARGE_BYTES = 1 << 20

@@ -16,7 +16,7 @@ import numpy as np
 from keras_dist._support.extras import import_extra
 from keras_dist.errors import KerasDistError, ModelError, cause, shorten
 from keras_dist.saving.regular_files import open_regular, read_regular
-from keras_dist.saving.tensor_files import CHECKSUMS, checksum_begun, checksum_of
+from keras_dist.saving.tensor_format import CHECKSUMS, checksum_begun, checksum_of
 
 H5_SUFFIX, WEIGHTS_SUFFIX, INDEX_SUFFIX = ".h5", ".weights.h5", ".weights.json"
 

@@ -24,7 +24,7 @@ from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.errors import ModelError
 from keras_dist.saving.drafts import draft_of, writing_to
 from keras_dist.saving.locks import alone_in
-from keras_dist.saving.tensor_files import grouped
+from keras_dist.saving.tensor_writer import grouped
 from keras_dist.storage.array_store import check_narrowed, is_complex, narrowed, set_array, warn_unchecked
 from keras_dist.storage.h5_files import H5Reader, H5Writer, index_of, old_shards, shard_name
 from keras_dist.storage.keras_archives import KERAS_SUFFIX, OWN, KerasArchive, KerasFolder

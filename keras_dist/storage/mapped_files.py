@@ -13,7 +13,8 @@ import numpy as np
 from keras_dist.data.conversion import noting
 from keras_dist.distribution.placement import host_copy
 from keras_dist.errors import ModelError
-from keras_dist.saving.tensor_files import TensorReader, in_parts, nbytes
+from keras_dist.saving.tensor_format import in_parts, nbytes
+from keras_dist.saving.tensor_reader import TensorReader
 from keras_dist.storage.array_store import narrowed, release_after
 from keras_dist.storage.load_report import listed
 from keras_dist.storage.lora_weights import MergedWeight

@@ -17,7 +17,7 @@ from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import KerasDistError, ModelError, shorten
 from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import writing_to
-from keras_dist.saving.tensor_files import SUFFIX
+from keras_dist.saving.tensor_format import SUFFIX
 from keras_dist.storage.keras_archives import KERAS_SUFFIX, is_keras_folder
 
 FOLDER_SUFFIX = ".orbax"

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_dist.data.conversion import noting
 from keras_dist.errors import ModelError
-from keras_dist.saving.tensor_files import in_memory_order
+from keras_dist.saving.tensor_format import in_memory_order
 from keras_dist.storage.weight_transforms import Shape, Transform
 
 

@@ -20,7 +20,9 @@ from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import FileMissingError, ModelError, shorten
 from keras_dist.saving.buckets import absolute, folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import writing_to
-from keras_dist.saving.tensor_files import INDEX_SUFFIX, SUFFIX, TensorReader, TensorWriter, grouped, index_path, nbytes
+from keras_dist.saving.tensor_format import INDEX_SUFFIX, SUFFIX, index_path, nbytes
+from keras_dist.saving.tensor_reader import TensorReader
+from keras_dist.saving.tensor_writer import TensorWriter, grouped
 from keras_dist.storage.array_store import check_narrowed, is_narrower, narrowed, set_array, warn_unchecked
 from keras_dist.storage.load_report import LoadReport, listed, misfit
 from keras_dist.storage.lora_weights import MergedWeight, factor_paths

@@ -16,7 +16,7 @@ from keras_dist import random
 from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist._unstable.jax_internals import refuse_as_array
 from keras_dist.distribution.strategy import distribution as current_distribution
-from keras_dist.distribution.tracing import traced_in
+from keras_dist.distribution.tracing import traced_in, without_kernels
 from keras_dist.errors import ModelError, shorten
 from keras_dist.symbolic import shape_tracing
 
@@ -343,7 +343,8 @@ def _traced(
     current = current_distribution()
     traced = functools.partial(shape_tracing.trace, functools.partial(jax.eval_shape, call), tensors, size)
     try:
-        return traced() if current is None else traced_in(current, None, traced)
+        with without_kernels():  # they need sizes
+            return traced() if current is None else traced_in(current, None, traced)
     except ModelError:
         raise
     except Exception as error:

@@ -74,6 +74,7 @@ class BuiltModel(BuiltModule):
             self.cell.plan,
             self._precision,
             choices.options.pads,
+            choices.options.micro_batches,
         )
         self._programs.clear()
         self.trainer = StepRunner(self.cell, self.forward, self.choices)

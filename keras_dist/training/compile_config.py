@@ -28,6 +28,7 @@ class StepOptions:
     check: bool = False  # compiled steps check indices, and keep the state if one is out of range
     prefetch: int = MAX_IN_FLIGHT  # executions that the loop is ahead of the devices
     pads: bool = False  # modules see padded rows where the mesh does not divide the batch
+    micro_batches: int | None = None  # parts of a batch in pipelines; None: no layers are pipelined
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -28,6 +28,7 @@ from keras_dist.distribution.jobs.consistency import Fingerprint, agreed_program
 from keras_dist.distribution.jobs.process_rows import sharding_of_rows
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.pipelining import of_whole_batches
 from keras_dist.distribution.placement import put
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
@@ -176,7 +177,7 @@ class CompiledSteps:
         def trace(state: TrainState, arrays: Any) -> None:
             accumulators.update(step.accumulators(state, real_rows(arrays, batch.rows, self._distribution)))
 
-        with _noting(batch):
+        with _noting(batch), of_whole_batches():
             # steps of the user that are not compiled may read values
             reads = step.may_read_values and not self._options.jit
             given = jax.tree.leaves((state, batch.arrays))

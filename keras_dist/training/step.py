@@ -21,6 +21,7 @@ from flax import nnx, traverse_util
 from keras_dist._support import tree_paths
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced
+from keras_dist.distribution.pipelining import pipelining
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten, with_type
@@ -105,6 +106,7 @@ class Forward:
     plan: LayoutPlan | None = None  # None: XLA chooses when variables are gathered
     precision: DTypePolicy | None = None  # a mixed policy for a foreign module; layers cast themselves
     pads: bool = False  # the module is called with padded rows, which are cut off its outputs
+    micro_batches: int | None = None  # parts of a batch in pipelines; None: no layers are pipelined
 
     def __call__(self, trainable: Any, rest: Any, at: ArrayLike | Draw, x: Any, training: bool) -> tuple[Any, Any]:
         """Return the output for `x`, and `rest` afterwards; see `rngs` for `at`."""
@@ -158,7 +160,8 @@ class Forward:
         if self.plan is None or not any(map(is_traced, jax.tree.leaves(batch))):
             return call(trainable, rest)
         paths = self.graph.nest([spec.path for spec in self.graph.specs])
-        return with_gathers(call, self.plan, jax.tree.leaves(paths), (trainable, rest))
+        with pipelining(self.plan, self.distribution.batch_dim_name, self.micro_batches):
+            return with_gathers(call, self.plan, jax.tree.leaves(paths), (trainable, rest))
 
     def _shards_of(self, path: str, dim: int) -> int | None:
         """Return the number of shards of a dim of a weight where it is used; None if the plan lacks the weight."""

@@ -1,12 +1,30 @@
-"""Plots of training histories, which need the extra `plot`, and graphs of models, which need `graph`."""
+"""Pictures of meshes, plans and trainings as SVG and as text.
+
+`plot_history` needs matplotlib, of the extra `plot`; graphs of models need the extra `graph`.
+"""
 
 from typing import TYPE_CHECKING
 
 from keras_dist._support.missing_names import missing_from
 from keras_dist.visualization.history import plot_history
+from keras_dist.visualization.layout_plots import plot_collectives, plot_memory, plot_mesh, plot_plan, plot_shards
+from keras_dist.visualization.line_plots import plot_bars, plot_curves
 from keras_dist.visualization.model_graph import model_to_dot, plot_model
+from keras_dist.visualization.picture import Picture
 
-__all__ = ["model_to_dot", "plot_history", "plot_model"]
+__all__ = [
+    "Picture",
+    "model_to_dot",
+    "plot_bars",
+    "plot_collectives",
+    "plot_curves",
+    "plot_history",
+    "plot_memory",
+    "plot_mesh",
+    "plot_model",
+    "plot_plan",
+    "plot_shards",
+]
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist._support.extras import import_extra
-from keras_dist._support.text_tables import Table, render
+from keras_dist._support.text_tables import Table
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import ModelError, with_type
 from keras_dist.saving.drafts import writing_to
@@ -48,7 +48,7 @@ def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> An
     if not isinstance(values, Mapping) or not values:
         fix = "plot_history(model.fit(...)), or a dict from names to values by epoch"
         raise ModelError("plot_history: there is nothing to plot", given=f"history={with_type(history)}", fix=fix)
-    epochs = list(getattr(history, "epoch", [])) or list(range(max(map(len, values.values()))))
+    numbers = epoch_numbers(history, values)
     panels = list(dict.fromkeys(name.removeprefix("val_") for name in values))
     columns = min(len(panels), _PANELS_IN_A_ROW)
     rows = -(-len(panels) // columns)
@@ -63,7 +63,7 @@ def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> An
         axes.xaxis.get_major_locator().set_params(integer=True)
         for key, label in ((name, "training"), (f"val_{name}", "validation")):
             if key in values:
-                _draw(axes, epochs, values[key], label)
+                _draw(axes, numbers[key], values[key], label)
         axes.legend()
     if path is not None and is_chief():
         with writing_to(path):
@@ -77,16 +77,11 @@ def _png(figure: Any) -> bytes:
     return content.getvalue()
 
 
-class TextPlot:
-    """Loss and metrics over the epochs as text: first value, a bar for each epoch, last value."""
-
-    def __init__(self, values: Mapping[str, Sequence[Any]]) -> None:
-        self._values = {name: np.asarray(each, float) for name, each in values.items() if np.ndim(each) == 1}
-
-    def __repr__(self) -> str:
-        headers = ("", "first", "epochs", "last")
-        lines = [(name, f"{each[0]:.5g}", _bars(each), f"{each[-1]:.5g}") for name, each in self._values.items()]
-        return render(Table("", headers, ("first", "last"), rows=[*lines]))
+def text_plot(values: Mapping[str, np.ndarray]) -> Table:
+    """Return values over the epochs as text: first value, a bar for each epoch, last value."""
+    headers = ("", "first", "epochs", "last")
+    lines = [(name, f"{each[0]:.5g}", _bars(each), f"{each[-1]:.5g}") for name, each in values.items()]
+    return Table("", headers, ("first", "last"), rows=[*lines])
 
 
 def _bars(values: np.ndarray) -> str:
@@ -96,11 +91,23 @@ def _bars(values: np.ndarray) -> str:
     return "".join(_BARS[round(height)] if np.isfinite(height) else "?" for height in heights)
 
 
-def _draw(axes: Any, epochs: list[int], values: Sequence[Any], label: str) -> None:
-    """Draw a line for each element of the values; fewer values than epochs are of every n-th epoch."""
+def epoch_numbers(history: Any, values: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
+    """Return for each value the number of its epoch; fewer values than epochs of a dict are of every n-th epoch."""
+    count = max(map(len, values.values()), default=0)
+    epochs = getattr(history, "epoch", ())
+    epochs, rows_of = epochs if len(epochs) == count else range(count), getattr(history, "rows_of", {})
+    found: dict[str, list[int]] = {}
+    for name, each in values.items():
+        step = max(1, count // len(each)) if len(each) else 1
+        rows = rows_of.get(name, ())
+        rows = rows if len(rows) == len(each) else [min((i + 1) * step, count) - 1 for i in range(len(each))]
+        found[name] = [epochs[row] + 1 for row in rows]
+    return found
+
+
+def _draw(axes: Any, numbers: Sequence[int], values: Sequence[Any], label: str) -> None:
+    """Draw a line for each element of the values."""
     lines = np.asarray(values, float).reshape(len(values), -1)
-    step = max(1, len(epochs) // len(lines))
-    numbers = [epoch + 1 for epoch in epochs[step - 1 :: step]][: len(lines)]
     for index, line in enumerate(lines.T):
         name = label if lines.shape[1] == 1 else f"{label} [{index}]"
         axes.plot(numbers, line, marker="o" if len(line) == 1 else None, label=name)

@@ -62,6 +62,6 @@ def test_table_of_layouts_marks_the_best_that_fits():
     ]
 
 
-def test_readme_has_the_table_of_layouts():
-    text = report.README.read_text()
+def test_the_page_has_the_table_of_layouts():
+    text = report.PAGE.read_text()
     assert report.with_tables(text, report.read_records()) == text

@@ -1,4 +1,4 @@
-"""What the benchmarks found, as README.md tells it. Nothing is timed here."""
+"""What the benchmarks found, as docs/reference/benchmarks.md shows it. Nothing is timed here."""
 
 import json
 
@@ -36,8 +36,8 @@ def test_records_come_in_the_order_of_the_report(tmp_path):
     assert [found["title"] for found in report.read_records(tmp_path)] == ["loop", "keras", "memory"]
 
 
-def test_readme_has_the_table_of_the_last_runs():
-    text = report.README.read_text()
+def test_the_page_has_the_table_of_the_last_runs():
+    text = report.PAGE.read_text()
     assert report.with_table(text, report.render_table(report.read_records())) == text
 
 

@@ -142,6 +142,11 @@ def test_logs_between_epochs(model, runs):
     ]
 
 
+def test_steps_of_a_training_that_begins_later(model, runs):
+    fit(model, Tracker("listed", update_freq=2), batch_size=4, initial_epoch=2, epochs=3)
+    assert [step for step, _ in runs[0].logs] == [10, 12, 12]
+
+
 def test_the_run_of_a_failed_training_has_failed(model, runs):
     def fail(epoch, logs):
         raise RuntimeError("stopped here")

@@ -7,7 +7,7 @@ import pytest
 import keras_dist as kd
 from keras_dist.checkpoint import Stored, folder, snapshot
 from keras_dist.errors import CheckpointError, ModelError, OverwrittenError
-from keras_dist.saving import tensor_files
+from keras_dist.saving.tensor_reader import TensorReader
 from tests.contracts.processes import run_fork
 
 PATHS = ("m", "m.orbax", "m.safetensors", "m.shards.safetensors", "m.keras")
@@ -161,7 +161,7 @@ def test_a_file_that_takes_the_place_of_one_is_noticed(tmp_path):
     model = network()
     model.save_weights(tmp_path / "m.safetensors")
     model.save_weights(tmp_path / "new.safetensors")
-    reader = tensor_files.TensorReader("load_weights", tmp_path / "m.safetensors")
+    reader = TensorReader("load_weights", tmp_path / "m.safetensors")
     (tmp_path / "new.safetensors").replace(tmp_path / "m.safetensors")
     for use in (lambda: reader.check(["d1/kernel"]), lambda: reader.view("d1/kernel")):
         with pytest.raises(OverwrittenError, match=r"load_weights: '.*m.safetensors' is being overwritten"):

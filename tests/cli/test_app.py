@@ -48,8 +48,8 @@ def test_help_lists_the_commands_and_the_exit_codes(capsys):
     assert "..." not in text.partition("Commands:")[2], "the first sentences of commands fit on a line"
 
 
-def test_the_readme_lists_them_too():
-    text = (forks.ROOT / "README.md").read_text().partition("## From the shell")[2].partition("\n## ")[0]
+def test_the_page_of_the_shell_lists_them_too():
+    text = (forks.ROOT / "docs" / "reference" / "shell.md").read_text()
     assert sorted(re.findall(r"^\| `(\w+)", text, re.M)[1:]) == sorted(COMMANDS)
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)] == [0, 1, 2, 3, 75, 130]
 

@@ -175,8 +175,9 @@ def test_auto_says_that_nothing_fits(config, capsys):
     assert commands.run("auto", config, "--memory-limit", 10) == 1
     output, told = capsys.readouterr()
     assert tomllib.loads(output)["mesh"]["shape"] == {"data": 2, "model": 4}
-    assert re.search(r"\nnothing fits: the best candidate needs [\d,]+ bytes of a device, which has 10\n", told)
+    assert re.match(r"nothing fits: the best layout needs \d+ B of each device, which has 10 B\n", told)
     assert commands.run("auto", config, "--memory-limit", 10, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["fits"] is False
     assert commands.run("auto", config, "--memory-limit", 10**9) == 0
 
 
@@ -190,7 +191,7 @@ def test_auto_heeds_what_the_config_says_and_the_memory_of_this_machine(config, 
     device = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": 10})
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
     assert commands.run("auto", config) == 1
-    assert "which has 10\n" in capsys.readouterr().err
+    assert "which has 10 B\n" in capsys.readouterr().err
     assert commands.run("auto", config, "--target", "v5e:2x4", "--no-compile") == 0, "which has more"
 
 

@@ -1,4 +1,4 @@
-"""The commands in README's table run as they are copied, on a machine with one device."""
+"""The commands in the table of docs/reference/shell.md run as they are copied, on a machine with one device."""
 
 import pathlib
 import re
@@ -11,9 +11,8 @@ from tests.processes import environment
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
-COMMANDS = re.findall(
-    r"^\| `([a-z]+[^`]*)` \| \w", README.partition("## From the shell")[2].partition("\n## ")[0], re.MULTILINE
-)
+SHELL = (ROOT / "docs" / "reference" / "shell.md").read_text()
+COMMANDS = re.findall(r"^\| `([a-z]+[^`]*)` \| \w", SHELL, re.MULTILINE)
 THEIRS = """
 import os
 
@@ -34,7 +33,7 @@ def keras_dist(command, folder):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """With the files that README names."""
+    """With the files that the page names."""
     path = tmp_path_factory.mktemp("readme")
     (path / "run.toml").write_text((ROOT / "keras_dist/cli/demo.toml").read_text())
     (script,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "# train.py" in block]

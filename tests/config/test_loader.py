@@ -93,7 +93,7 @@ def test_missing_mesh(refused: Refused, text: str, place: str) -> None:
         (
             "[distribution]\nstratgy = 'x'",
             "distribution.stratgy: unknown key (did you mean 'strategy'?)",
-            "one of the keys strategy, batch_axis, shard_optimizer, layout, strict, axis, min_size_bytes",
+            "one of the keys strategy, batch_axis, shard_optimizer, layout, strict, sequence_axis, axis",
             "write strategy",
         ),
         (

@@ -48,6 +48,7 @@ def in_project() -> list[tuple[str, str, int, str]]:
     return [
         (name, str(file.relative_to(ROOT)), number, line)
         for file in files
+        if "generated" not in file.parts
         for name, number, line in banned(file.read_text(), file.suffix == ".py")
     ]
 

@@ -24,7 +24,7 @@ class Stack(kd.Model):
         if not self.stack.built:
             with stacked_weights(COUNT):
                 self.stack.build(inputs.shape)
-        return scan_layers(self.stack, lambda one, x, number: one(x) + number, inputs, jnp.arange(float(COUNT)))
+        return scan_layers(self.stack, lambda one, x, number, rows: one(x) + number, inputs, jnp.arange(float(COUNT)))
 
 
 def test_each_layer_has_its_own_weights():

@@ -121,3 +121,8 @@ def test_mistakes_in_arguments():
     for options in ({"ignore_class": 0.5}, {"z_loss": -1.0}, {"chunk_size": 0}):
         with pytest.raises(ModelError, match=next(iter(options))):
             losses.CausalLM(**options)
+
+
+def test_an_unknown_keyword_is_named():
+    with pytest.raises(ModelError, match=r"`CausalLM` has no argument 'from_logits'"):
+        losses.CausalLM(from_logits=True)

@@ -13,7 +13,7 @@ from keras_dist import layers
 from keras_dist.callbacks import EarlyStopping, ModelCheckpoint, TensorBoard
 from keras_dist.distribution import sharded_init
 from keras_dist.errors import ModelError
-from keras_dist.saving import tensor_files
+from keras_dist.saving import tensor_writer
 
 if "SOAK" not in os.environ:
     sharded_init._CPU_OPTIONS["xla_backend_optimization_level"] = 0
@@ -70,7 +70,7 @@ assert sum(slot.shape == (3, 4) and bool(slot.any()) for slot in slots.values())
 
 # files: whoever is ahead waits, and finds what was written
 other = network()
-tensor_files._move = late(0, tensor_files._move)
+tensor_writer._move = late(0, tensor_writer._move)
 for options in ({}, {"max_shard_size": ONE_EACH}):
     model.save_weights(folder / "w.safetensors", **options)
     other.set_weights([np.zeros_like(value) for value in values])
@@ -97,7 +97,7 @@ for save in (
 def fails(*args):
     raise OSError(28, "No space left on device")
 if process == 0:
-    tensor_files._header_of = fails
+    tensor_writer._header_of = fails
 check_raises(OSError, "No space left", lambda: model.save_weights(folder / "w.safetensors"))
 check_raises(OSError, "No space left", lambda: model.export(folder / "none"))
 other.load_weights(folder / "w.safetensors")

@@ -87,7 +87,7 @@ def test_a_file_that_exists_stays_whole_until_the_new_one_is(model, path, monkey
     def fails(dtype, shape):
         raise OSError("no space left")
 
-    monkeypatch.setattr("keras_dist.saving.tensor_files.checksum_begun", fails)
+    monkeypatch.setattr("keras_dist.saving.tensor_writer.checksum_begun", fails)
     with pytest.raises(OSError, match="no space left"):
         model.save_weights(path)
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]

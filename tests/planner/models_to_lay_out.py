@@ -142,6 +142,17 @@ class FewKeys(nnx.Module):
         return x + self.out(jax.nn.dot_product_attention(queries, keys, values).reshape(x.shape))
 
 
+class FewKeysDecoder(nnx.Module):
+    """`FewKeys` on tokens of a large vocabulary."""
+
+    def __init__(self, rngs, vocab=4096):
+        self.embed, self.block = nnx.Embed(vocab, WIDTH, rngs=rngs), FewKeys(rngs)
+        self.head = nnx.Linear(WIDTH, vocab, use_bias=False, rngs=rngs)
+
+    def __call__(self, tokens):
+        return self.head(self.block(self.embed(tokens)))
+
+
 class Convnet(nnx.Module):
     def __init__(self, rngs):
         self.first, self.second = nnx.Conv(3, 16, (3, 3), rngs=rngs), nnx.Conv(16, 32, (3, 3), rngs=rngs)

@@ -51,3 +51,27 @@ def test_no_layout_of_the_grid_is_much_faster(name):
         times[names] = seconds_of(step, distribution)
     assert len(times) >= 3
     assert chosen <= MOST * min(times.values()), f"{found.best.rules}: {chosen}, of {times}"
+
+
+def planned_seconds(step, distribution):
+    factory, batch, loss = step
+    report = kd.plan(factory, batch, distribution, "adam", loss, TARGET, compiles=False)
+    return report.verdict.roofline.serial_step_seconds
+
+
+@pytest.mark.filterwarnings("ignore:not sharded")
+@pytest.mark.parametrize("name", MODELS)
+def test_without_a_target_it_is_as_fast_as_any_preset_on_the_devices_that_are_here(name):
+    step = STEPS[name]
+    factory, batch, loss = step
+    line, mesh = kd.DeviceMesh("data=8"), kd.DeviceMesh(MESH)
+    presets = [
+        kd.presets.data_parallel(line),
+        kd.presets.zero1(line),
+        kd.presets.fully_sharded(line),
+        kd.presets.tensor_parallel(factory, batch, mesh, loss=loss),
+        kd.presets.hybrid(factory, batch, mesh, fsdp="data", tensor=AXIS, loss=loss),
+    ]
+    found = kd.AutoParallel(kd.list_devices()).search(factory, batch, "adam", loss)
+    least = min(planned_seconds(step, preset) for preset in presets)
+    assert planned_seconds(step, found.distribution) <= 1.001 * least

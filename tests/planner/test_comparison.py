@@ -21,7 +21,7 @@ def report_on(distribution, name="d2"):
 
 @pytest.fixture(scope="module")
 def replicated() -> PlanReport:
-    return report_on(layouts.on("data=2,model=4", {}))
+    return report_on(kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))))
 
 
 @pytest.fixture(scope="module")

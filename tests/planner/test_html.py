@@ -243,6 +243,12 @@ SHAPES = """
 })()
 """
 
+LINES = """
+[...document.querySelectorAll("tr")].filter(row => row.clientHeight).map(row =>
+  row.clientHeight / 18 - 1 - Math.max(...[...row.cells].map(cell => cell.textContent.split(/[ ,]+/).length)))
+"""
+"""How many lines each row of a table has more than its longest cell has words."""
+
 
 def numbers_in(colour):
     """Of `rgb(1, 2, 3)`."""
@@ -282,6 +288,12 @@ def test_in_a_browser(page, large_page, tmp_path):
                 for fill, opacity in shapes["fields"]:
                     assert contrast(ink, opacity * numbers_in(fill) + (1 - opacity) * paper) > 7, "of text on blocks"
                 opened.screenshot(tmp_path / f"{path.stem}-{scheme}.png")
+            opened.open(path.as_uri(), 400)
+            shapes = opened.evaluate(SHAPES)
+            assert shapes["width"] <= 400, "tables and pictures scroll in their boxes, not the page"
+            assert shapes["smallest"] >= 9 and shapes["outside"] == shapes["crossing"] == [] and shapes["cells"] == 0
+            assert max(opened.evaluate(LINES)) <= 0, "words of tables are not broken into letters"
+            opened.screenshot(tmp_path / f"{path.stem}-narrow.png")
 
 
 @pytest.mark.multiprocess

@@ -99,8 +99,23 @@ def test_all_devices_are_in_a_mesh_in_the_order_of_their_names_or_else_by_defaul
 
 @pytest.mark.parametrize("call", [lambda: devices("v5e:4x4", (2, 4)), lambda: places_in_mesh(target("cpu:8"), (3,))])
 def test_a_mesh_of_another_size_is_refused(call):
-    with pytest.raises(kd.errors.MeshError, match="must have all of its "):
+    with pytest.raises(kd.errors.MeshError, match="must have all of its ") as caught:
         call()
+    assert "fake" not in caught.value.fix
+
+
+def test_a_mesh_of_eight_on_a_target_of_sixteen_is_advised_to_use_sixteen():
+    with pytest.raises(kd.errors.MeshError) as caught:
+        kd.AutoParallel("data=2,model=4", target="v5e:4x4")
+    assert caught.value.fix == "shape=(4, 4) for the 16 devices that were given; or devices=[...] with 8 devices"
+    with pytest.raises(kd.errors.MeshError) as caught:
+        kd.planner.roofline("v5e:4x4", {"data": 8}, flops=1, accessed_nbytes=1, collectives=[])
+    assert (
+        caught.value.fix == "a mesh of shape (16,) with devices=kd.planner.devices('v5e:4x4', (16,)); or another target"
+    )
+    with pytest.raises(kd.errors.MeshError) as caught:
+        kd.DeviceMesh("a=-1,b=3", devices=devices("v5e:4x4"))
+    assert caught.value.fix == "shape=(16, 1) for the 16 devices that were given"
 
 
 @pytest.mark.parametrize("wrong", ["ab", 8, (2, 4.0), (-2, -4), {"data": 8}])

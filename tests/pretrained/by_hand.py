@@ -60,6 +60,24 @@ def loss(weights: dict[str, Any], batch: Any, dtype: str) -> Any:
     return jnp.sum(each * sample_weight[:, 1:]) / jnp.sum(sample_weight[:, 1:])
 
 
+def losses_at(weights: list[dict[str, Any]], batches: list[Any], dtype: str) -> list[float]:
+    """The losses at weights as they are sharded, with rows over `data`; weights over `data` are gathered first."""
+
+    def gathered(weight: Any) -> Any:
+        kept = (None if axis == "data" else axis for axis in weight.sharding.spec)
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*kept))
+
+    mesh = next(iter(weights[0].values())).sharding.mesh
+    shardings = jax.tree.map(gathered, weights[0])
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+
+    @jax.jit
+    def compute(weights: Any, batch: Any) -> Any:
+        return loss(jax.lax.with_sharding_constraint(weights, shardings), batch, dtype)
+
+    return [float(compute(*each)) for each in zip(weights, jax.device_put(batches, rows), strict=True)]
+
+
 @functools.partial(jax.jit, static_argnames=("dtype", "rate"))
 def step(weights: Any, slots: Any, count: Any, batch: Any, dtype: str, rate: float) -> Any:
     """An update of Adam."""

@@ -170,6 +170,42 @@ def test_a_module_with_a_cache_of_its_own():
     assert kd.generate(model, [[1, 1], [2, 3, 5]], 4) == [[2, 3, 5, 8], [8, 13, 21, 34]]
 
 
+class Counting(Adding):
+    def __init__(self, rngs):
+        super().__init__(rngs)
+        self.calls = nnx.Variable(jnp.zeros(()))
+
+    def __call__(self, inputs, cache=None):
+        self.calls[...] += 1
+        return super().__call__(inputs, cache)
+
+
+class Uncached(Adding):
+    def __call__(self, inputs, cache=None):
+        return super().__call__(inputs, cache)[0]
+
+
+class Growing(Adding):
+    def __call__(self, inputs, cache=None):
+        logits, last = super().__call__(inputs, cache)
+        return logits, last.astype("float32")
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (Counting, "changes variables\n.*calls"),
+        (Uncached, "must return logits and the cache"),
+        (Growing, "changes its shape"),
+    ],
+)
+def test_modules_that_break_the_protocol(module, said):
+    with kd.DataParallel(devices=["cpu:0"]).scope():
+        model = kd.Model.from_nnx(module)
+    with pytest.raises(ModelError, match=said):
+        kd.generate(model, PROMPTS, 3)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -109,18 +109,26 @@ def test_splash_attention_in_several_blocks(window):
     check(on_two_devices(), 300, 1, options(300, window=window))
 
 
-def check(distribution, length, kv_heads, given):
+@pytest.mark.parametrize("window", [None, 5])
+def test_attention_in_a_ring_equals_numpy_with_its_gradients(window):
+    ring = kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh("data=2,model=4")), "data", sequence_axis="model")
+    given = options(24, window=window, soft_cap=2.0, segments=PACKED)
+    check(ring, 24, 2, given, "auto", "attention in a ring over model")
+
+
+def check(distribution, length, kv_heads, given, implementation="splash", note=None):
     *inputs, seed = arrays(length, kv_heads)
 
     def differentiated(attended):
         return jax.jit(lambda *inputs: (lambda out, back: (out, back(jnp.asarray(seed))))(*jax.vjp(attended, *inputs)))
 
-    (output, grads), noted = traced(distribution, "splash", given, inputs, differentiated)
+    (output, grads), noted = traced(distribution, implementation, given, inputs, differentiated)
     expected, expected_grads = by_numpy(*inputs, seed, given)
     for found, right in zip((output, *grads), (expected, *expected_grads), strict=True):
         np.testing.assert_allclose(found, right, atol=2e-5)
     heads = ", heads over model" if kv_heads == 2 else ""
-    assert noted == [f"attention by Pallas splash attention, rows over data{heads}; plans do not count its FLOPs"]
+    pallas = f"attention by Pallas splash attention, rows over data{heads}; plans do not count its FLOPs"
+    assert noted == [note or pallas]
 
 
 @pytest.mark.slow
@@ -149,7 +157,9 @@ def test_all_reasons_against_an_implementation_are_listed():
 
 
 def test_an_unknown_implementation_is_an_error():
-    with pytest.raises(ConfigError, match="implementation='flash' must be one of 'auto', 'xla', 'cudnn', 'splash'"):
+    with pytest.raises(
+        ConfigError, match="implementation='flash' must be one of 'auto', 'xla', 'cudnn', 'splash', 'ring'"
+    ):
         kd.pretrained.describe(FOLDER / "llama", attention="flash")
 
 

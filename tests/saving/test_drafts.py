@@ -13,7 +13,8 @@ from keras_dist.errors import CheckpointWarning
 from keras_dist.saving import drafts
 from keras_dist.saving.drafts import draft_of
 from keras_dist.saving.locks import alone_in
-from keras_dist.saving.tensor_files import TensorReader, TensorWriter
+from keras_dist.saving.tensor_reader import TensorReader
+from keras_dist.saving.tensor_writer import TensorWriter
 
 KILLED = """
 import os, pathlib, signal, sys

@@ -9,7 +9,8 @@ import pytest
 from safetensors import safe_open
 
 from keras_dist.errors import ModelError
-from keras_dist.saving.tensor_files import TensorReader, TensorWriter, grouped
+from keras_dist.saving.tensor_reader import TensorReader
+from keras_dist.saving.tensor_writer import TensorWriter, grouped
 
 SIZES = {"a": 40, "b": 40, "c": 200, "d": 40, "e": 60}
 

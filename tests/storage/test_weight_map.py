@@ -15,7 +15,7 @@ import keras_dist as kd
 from keras_dist.distribution.placement import copied_by_jax, host_copy
 from keras_dist.errors import ModelError
 from keras_dist.interop import Joined, Linear, Offset, Permute, Reshape, WeightMap
-from keras_dist.saving.tensor_files import TensorReader
+from keras_dist.saving.tensor_reader import TensorReader
 from keras_dist.storage import array_store
 from keras_dist.storage.mapped_files import MappedFile
 

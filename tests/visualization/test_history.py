@@ -1,5 +1,6 @@
 """Pictures of histories: what is in them, and what they need."""
 
+import re
 import sys
 
 import numpy as np
@@ -33,6 +34,17 @@ def test_values_of_every_second_epoch_and_of_several_elements():
     }
 
 
+def test_values_of_validation_are_at_their_epochs():
+    model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile("sgd", loss=kd.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = blobs(8)
+    history = model.fit(x, y, epochs=5, validation_data=(x, y), validation_freq=[1, 4], verbose=0)
+    drawn = lines(history.plot().axes[0])
+    assert (drawn["training"][0], drawn["validation"][0]) == ([1, 2, 3, 4, 5], [1, 4])
+    rows = re.findall(r"<tr><td[^>]*>(.*?)</tr>", history._repr_html_())
+    assert [len(re.findall(r"<td[^>]*>[0-9.]", row)) for row in rows] == [2, 1, 1, 2, 1]
+
+
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_what_fit_returns_is_drawn_and_saved(tmp_path, ending, start):
     model = kd.Model.from_nnx(Plain, seed=0)
@@ -59,13 +71,13 @@ def test_without_matplotlib(monkeypatch):
     assert isinstance(error.value, ImportError)
 
 
-def test_a_history_without_matplotlib_is_text(monkeypatch, tmp_path):
+def test_a_history_without_matplotlib_is_a_picture_of_curves(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     history = History()
     for epoch, loss in enumerate([2.0, 1.0, 1.5, 0.25]):
         history.on_epoch_end(epoch, {"loss": loss, "per_class": np.ones(3)})
     lines = [[cell.strip() for cell in line.split("│")] for line in repr(history.plot()).splitlines()]
-    assert lines[0] == ["", "first", "epochs", "last"]
-    assert lines[2:] == [["loss", "2", "█▄▆▁", "0.25"]]
+    assert lines[0] == ["", "first", "epochs", "last"] and "<polyline" in history.plot()._repr_html_()
+    assert lines[2:] == [["loss", "2", "█▄▆▁", "0.25"], ["per_class", "1", "▁▁▁▁", "1"]]
     with pytest.raises(MissingExtraError, match="needs the package matplotlib"):
         history.plot(tmp_path / "plot.png")

@@ -162,6 +162,8 @@ class Tracker(Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Begin the run; a resumed training continues its run."""
         if epoch != self._epoch:  # otherwise it is resumed
+            if self._epoch < 0:  # with `initial_epoch`
+                self._steps = epoch * (self.params.get("steps") or 0)
             self._epoch, self._steps_before_epoch = epoch, self._steps
         if self._run is None and is_chief():
             self._run = self._kind(self._experiment(), **self._options)

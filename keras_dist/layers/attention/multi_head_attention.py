@@ -20,7 +20,8 @@ from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.regularization.regularization import Dropout
 from keras_dist.layers.weight_arguments import KernelAndBiasArguments, Layout, defaults_of
-from keras_dist.ops.attention import attend, positions_kept
+from keras_dist.ops.attention import attend, positions_kept, ring_options
+from keras_dist.ops.ring_attention import ring_for
 
 
 class ProjectedAttentionArguments(KernelAndBiasArguments, total=False):
@@ -162,14 +163,22 @@ class ProjectedAttention(Layer):
             ModelError: a mask does not fit.
         """
         axes = self._axes(query.ndim)
-        mask = self._merged_mask(query, value, axes, query_mask, value_mask, key_mask, attention_mask, use_causal_mask)
         heads = self._members["query"](query)
         keys, values = self._members["key"](value if key is None else key), self._members["value"](value)
         fits_kernel = heads.ndim == 4 and self.key_size == self.value_size
-        if fits_kernel and not self.dropout and not return_attention_scores:
+        is_plain = fits_kernel and not self.dropout and not return_attention_scores
+        needs = [] if is_plain else ["dropout, returned scores, value_dim other than key_dim, or several sequence dims"]
+        ring = ring_for("cudnn" if self.flash_attention else "auto", heads, keys, needs)
+        causal, window = (use_causal_mask, self.sliding_window) if ring is None else (False, None)
+        masks = query_mask, value_mask, key_mask, attention_mask
+        mask = self._merged_mask(query, value, axes, *masks, causal, window)
+        if ring is not None:
+            options = ring_options(heads, keys, mask, self._scale, use_causal_mask, self.sliding_window)
+            outputs, scores = ring.attend(heads, keys, values, options), None
+        elif is_plain:
             implementation = "cudnn" if self.flash_attention else None
-            options: dict[str, Any] = {"mask": mask, "scale": self._scale, "implementation": implementation}
-            outputs, scores = jax.nn.dot_product_attention(heads, keys, values, **options), None
+            chosen: dict[str, Any] = {"mask": mask, "scale": self._scale, "implementation": implementation}
+            outputs, scores = jax.nn.dot_product_attention(heads, keys, values, **chosen), None
         elif self.flash_attention:
             expected = "return_attention_scores=False, value_dim=key_dim, one dim of positions"
             raise self._no_flash(f"return_attention_scores={return_attention_scores}, query {query.shape}", expected)
@@ -191,15 +200,17 @@ class ProjectedAttention(Layer):
         key_mask: jax.Array | None,
         attention_mask: jax.Array | None,
         causal: bool,
+        window: int | None,
     ) -> jax.Array | None:
         """Combine all masks, with the rank of the scores."""
         masks = [] if query_mask is None else [self._of_positions(query_mask, query, axes)[..., :, None]]
         for mask, tensor in ((value_mask, value), (key_mask, value)):
             masks += [] if mask is None else [self._of_positions(mask, tensor, axes)[..., None, :]]
-        if causal or self.sliding_window is not None:
+        if causal or window is not None:
             if len(axes) != 1:
                 raise self._does_not_fit("a causal mask or a sliding window", f"attention over the dims {list(axes)}")
-            masks += positions_kept(query.shape[axes[0]], value.shape[axes[0]], causal, self.sliding_window)
+            targets, sources = (jnp.arange(tensor.shape[axes[0]]) for tensor in (query, value))
+            masks += positions_kept(targets, sources, causal, window)
         masks += [] if attention_mask is None else [attention_mask]
         rank = query.ndim + len(axes)
         found = [self._as_scores(jnp.asarray(mask, bool), rank, len(axes)) for mask in masks]

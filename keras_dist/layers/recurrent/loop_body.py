@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from keras_dist.layers.layer import Layer
 
 
-def build_before(layer: Layer, *inputs: PyTree) -> None:
-    """Create the weights of a layer and its sublayers before the loop, by a call whose results are discarded."""
+def build_before(layer: Layer, *inputs: PyTree) -> PyTree:
+    """Create the weights of a layer and its sublayers before the loop, by a call that changes no state."""
     with call_context.entered(False, anew=True):
-        layer(*inputs)
+        return layer(*inputs)
 
 
 def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) -> tuple[PyTree, list[jax.Array]]:

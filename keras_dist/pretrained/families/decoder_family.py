@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from keras_dist.errors import ConfigError, shorten
@@ -13,14 +14,19 @@ _LAYER = "model.layers.{}"
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
-def read_layer_types(document: Document) -> tuple[int, ...] | None:
-    """Return the layers of `layer_types` that slide; None without `layer_types`."""
-    kinds = document.get("layer_types")
-    if kinds is None:
+def read_layer_types(document: Document, slides: Callable[[int], bool]) -> tuple[int, ...] | None:
+    """Return the layers with a window, by `layer_types`, or else by `slides`."""
+    kinds, number = document.get("layer_types"), document.get("num_hidden_layers")
+    if not isinstance(number, int):
         return None
+    if kinds is None:
+        return tuple(filter(slides, range(number)))
     unknown = [kind for kind in kinds if kind not in (_SLIDING, _FULL)]
     if unknown:
         raise ConfigError("unknown types of layers", given=f"layer_types {shorten(unknown)} are not supported")
+    if len(kinds) != number:
+        given = f"layer_types must have num_hidden_layers={number} entries, not {len(kinds)}"
+        raise ConfigError("types of other layers", given=given)
     return tuple(layer for layer, kind in enumerate(kinds) if kind == _SLIDING)
 
 
@@ -81,9 +87,12 @@ class DecoderFamily(Family):
     copies: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
     ignored: ClassVar = (r".*\.rotary_emb\.inv_freq",)
 
+    def positions(self, document: Document) -> dict[str, Any]:
+        return {} if self.fixed.get("learned_positions") else {"attention.rotary": read_rotary(document)}
+
     def options(self, document: Document) -> dict[str, Any]:
         heads, size = document.get("num_attention_heads"), document.get("hidden_size")
-        found: dict[str, Any] = {"attention.rotary": read_rotary(document)}
+        found: dict[str, Any] = {}
         if document.get("num_key_value_heads") is None:
             found["attention.num_kv_heads"] = heads
         if document.get("head_dim") is None and isinstance(heads, int) and isinstance(size, int):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from keras_dist.interop import Linear
 from keras_dist.pretrained.config import EncoderConfig
-from keras_dist.pretrained.family import WITH_BIASES, Document, Family, dense
+from keras_dist.pretrained.family import WITH_BIASES, Document, Family, dense, size_of_heads
 
 _LAYER = "encoder.layer.{}"
 
@@ -43,9 +43,10 @@ class EncoderFamily(Family):
     """Classes of `transformers` without a pooled vector."""
 
     def options(self, document: Document) -> dict[str, Any]:
-        heads, size = document["num_attention_heads"], document["hidden_size"]
+        heads, size = document.get("num_attention_heads"), document.get("hidden_size")
         has_pooler = not set(document.get("architectures") or ()) & set(self.unpooled)
-        found = {"attention.num_kv_heads": heads, "attention.head_dim": size // heads}
+        head_dim = size_of_heads(document, "hidden_size", "num_attention_heads")
+        found = {"attention.num_kv_heads": heads, "attention.head_dim": head_dim}
         return {**found, "pooled_size": size if has_pooler else None}
 
     def entries(self, config: EncoderConfig) -> dict[str, Any]:

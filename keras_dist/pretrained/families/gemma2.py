@@ -51,9 +51,8 @@ class Gemma2(DecoderFamily):
     }
 
     def options(self, document: Document) -> dict[str, Any]:
-        sliding, pattern = read_layer_types(document), document["sliding_window_pattern"]
-        if sliding is None:
-            sliding = tuple(layer for layer in range(document["num_hidden_layers"]) if (layer + 1) % pattern)
+        pattern = document["sliding_window_pattern"]
+        sliding = read_layer_types(document, lambda layer: (layer + 1) % pattern > 0)
         return {
             **super().options(document),
             "attention.use_output_bias": document["attention_bias"],

@@ -29,11 +29,11 @@ class Gemma3Text(Gemma2):
     fixed: ClassVar = {**Gemma2.fixed, "attention.qk_norm": "head"}
     handled: ClassVar = (*Gemma2.handled, "rope_local_base_freq")
 
-    def options(self, document: Document) -> dict[str, Any]:
+    def positions(self, document: Document) -> dict[str, Any]:
         nested = document.get("rope_parameters") or {}
         full = {**document, "rope_parameters": nested.get("full_attention")}
         local = nested.get("sliding_attention") or {"rope_theta": document["rope_local_base_freq"]}
-        return {**super().options(full), "attention.sliding_rotary": read_rotary(document, local)}
+        return {**super().positions(full), "attention.sliding_rotary": read_rotary(document, local)}
 
     def entries(self, config: DecoderConfig) -> dict[str, Any]:
         rotaries = {"full_attention": config.attention.rotary, "sliding_attention": config.attention.sliding_rotary}

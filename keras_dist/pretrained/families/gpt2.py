@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from keras_dist.interop import Joined, Linear
 from keras_dist.pretrained.config import DecoderConfig
 from keras_dist.pretrained.families.decoder_family import DecoderFamily
-from keras_dist.pretrained.family import WITH_BIASES, Document, dense, layer_norm, register_family
+from keras_dist.pretrained.family import WITH_BIASES, Document, dense, layer_norm, register_family, size_of_heads
 
 _PARTS = tuple(f"layers/{{}}/attention/{part}" for part in ("query", "key", "value"))
 
@@ -42,12 +42,10 @@ class GPT2(DecoderFamily):
     fixed: ClassVar = {**WITH_BIASES, "learned_positions": True}
     only: ClassVar = {
         "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "reorder_and_upcast_attn": (False,),
+        **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"), (False,)),
         "add_cross_attention": (False,),
     }
-    harmless: ClassVar = ("n_ctx", "attn_pdrop")
-    handled: ClassVar = ()
+    harmless, handled = ("n_ctx", "attn_pdrop"), ()
     names: ClassVar = {
         "embedding/embeddings": "transformer.wte.weight",
         "position_embedding/embeddings": "transformer.wpe.weight",
@@ -72,9 +70,10 @@ class GPT2(DecoderFamily):
     prefix = "transformer."
 
     def options(self, document: Document) -> dict[str, Any]:
-        size, heads = document["n_embd"], document["n_head"]
-        numbers = {"attention.num_kv_heads": heads, "attention.head_dim": size // heads}
-        return {**numbers, **({"feed_forward.size": 4 * size} if document["n_inner"] is None else {})}
+        head_dim = size_of_heads(document, "n_embd", "n_head")
+        numbers = {"attention.num_kv_heads": document.get("n_head"), "attention.head_dim": head_dim}
+        has_default = document["n_inner"] is None and isinstance(document.get("n_embd"), int)
+        return {**numbers, **({"feed_forward.size": 4 * document["n_embd"]} if has_default else {})}
 
     def entries(self, config: DecoderConfig) -> dict[str, Any]:
         return {}

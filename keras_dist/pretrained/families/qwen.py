@@ -31,9 +31,7 @@ class Qwen2(DecoderFamily):
 
     def options(self, document: Document) -> dict[str, Any]:
         window = document["sliding_window"] if document["use_sliding_window"] else None
-        sliding = read_layer_types(document)
-        if sliding is None:
-            sliding = tuple(range(document["max_window_layers"], document["num_hidden_layers"]))
+        sliding = read_layer_types(document, lambda layer: layer >= document["max_window_layers"])
         window = window if sliding else None
         return {**super().options(document), "attention.window": window, "attention.sliding_layers": sliding}
 

@@ -32,12 +32,11 @@ class SmolLM3(Llama):
     harmless: ClassVar = ("max_window_layers",)
 
     def options(self, document: Document) -> dict[str, Any]:
-        layers, interval = range(document["num_hidden_layers"]), document["no_rope_layer_interval"]
-        rotated = document["no_rope_layers"] or [(layer + 1) % interval for layer in layers]
-        without = tuple(layer for layer in layers if not rotated[layer])
+        number, interval = document.get("num_hidden_layers") or 0, document["no_rope_layer_interval"]
+        rotated = document["no_rope_layers"] or [(layer + 1) % interval for layer in range(number)]
+        without = tuple(layer for layer, has_rotary in enumerate(rotated) if not has_rotary)
         window = document["sliding_window"] if document["use_sliding_window"] else None
-        sliding = read_layer_types(document)
-        sliding = without if sliding is None else sliding
+        sliding = read_layer_types(document, lambda layer: layer in without)
         return {
             **super().options(document),
             "attention.layers_without_rotary": without,

@@ -66,8 +66,9 @@ class ViT(EncoderFamily):
     unpooled: ClassVar = ("ViTForImageClassification", "ViTForMaskedImageModeling")
 
     def options(self, document: Document) -> dict[str, Any]:
-        length = (document["image_size"] // document["patch_size"]) ** 2 + 1
-        found = {**super().options(document), "max_length": length}
+        found, size, patch = super().options(document), document["image_size"], document["patch_size"]
+        if isinstance(size, int) and isinstance(patch, int) and patch > 0:
+            found["max_length"] = (size // patch) ** 2 + 1
         if found["pooled_size"] is not None and document["pooler_output_size"] is not None:
             found["pooled_size"] = document["pooler_output_size"]
         return found

@@ -1,0 +1,151 @@
+"""`Pipeline`: the schedule of a stack of layers whose leading dim is sharded over an axis of the mesh.
+
+Compiled steps make their plan known to layers in a context variable, as `jax.set_mesh` does with the mesh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Generator, Sequence
+
+from keras_dist.distribution.layout import Axis
+from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
+from keras_dist.distribution.plan import LayoutPlan
+from keras_dist.errors import DistributionError
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """The pipeline of a stack of layers.
+
+    Each stage holds an equal part of the layers. A batch is split into micro-batches, which pass from stage to stage.
+    In each turn all stages compute at once, each another micro-batch.
+
+    Attributes:
+        layer: path of the layers.
+        axis: the mesh axis, or axes, of the stages.
+        stages: number of stages.
+        micro_batches: number of parts of a batch.
+        repeats: times that each micro-batch passes all stages: 1 for GPipe, more for a circular schedule.
+    """
+
+    layer: str
+    axis: Axis
+    stages: int
+    micro_batches: int
+    repeats: int = 1
+
+    @property
+    def schedule(self) -> str:
+        """`"gpipe"` or `"circular"`."""
+        return "gpipe" if self.repeats == 1 else "circular"
+
+    @property
+    def turns(self) -> int:
+        """Number of turns of a forward pass; in each turn, a stage computes at most one micro-batch."""
+        return (self.repeats - 1) * self.period + self.micro_batches + self.stages - 1
+
+    @property
+    def period(self) -> int:
+        """Number of turns after which a micro-batch begins to pass the stages again."""
+        return max(self.micro_batches, self.stages)
+
+    @property
+    def bubble(self) -> float:
+        """Share of the turns in which a stage has nothing to compute."""
+        return 1 - self.repeats * self.micro_batches / self.turns
+
+    def __str__(self) -> str:
+        axes = " x ".join(map(repr, axis_tuple(self.axis)))
+        schedule = self.schedule + (f" of {self.repeats} repeats" if self.repeats > 1 else "")
+        return (
+            f"{self.layer!r} over {axes}: {self.stages} stages, {self.micro_batches} micro-batches, {schedule}, "
+            f"{self.turns} turns, bubble {self.bubble:.1%}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pipelining:
+    """Where weights are in a step that is traced, and the number of parts of a batch."""
+
+    plan: LayoutPlan
+    batch_axes: tuple[str, ...]
+    micro_batches: int | None
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of the step."""
+        return self.plan.mesh
+
+    def stage_axis(self, weights: Sequence[str], dim: int) -> Axis:
+        """Return the axes over which a dim of these weights is sharded; None for none.
+
+        Raises:
+            DistributionError: weights are sharded over different axes.
+        """
+        found: dict[Axis, str] = {}
+        known = {row.path: row.compute_axes for row in self.plan.rows}
+        for path in weights:
+            axis = known[path][dim] if path in known else None
+            if axis is not None:
+                found.setdefault(axis, path)
+        if len(found) > 1:
+            summary = "the weights of a stack of layers are sharded over different axes along its leading dim"
+            given = ", ".join(f"{path!r} over {axis!r}" for axis, path in found.items())
+            raise DistributionError(summary, given=given, fix="write one axis of stages in the rules of all of them")
+        return next(iter(found), None)
+
+
+_current: contextvars.ContextVar[Pipelining | None] = contextvars.ContextVar("pipelining", default=None)
+_noted: contextvars.ContextVar[dict[Pipeline, None] | None] = contextvars.ContextVar("pipelines", default=None)
+_is_whole: contextvars.ContextVar[bool] = contextvars.ContextVar("is_whole_batch", default=False)
+
+
+def current_pipelining() -> Pipelining | None:
+    """Return what layers need for a pipeline in the step that is traced; None outside of compiled steps."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def pipelining(plan: LayoutPlan, batch_dim_name: Axis, micro_batches: int | None) -> Generator[None]:
+    """Let stacks of layers that the plan shards over an axis of stages be pipelined inside the context."""
+    token = _current.set(Pipelining(plan, axis_tuple(batch_dim_name), micro_batches))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@contextlib.contextmanager
+def of_whole_batches() -> Generator[None]:
+    """Trace for a batch that is not the last, partial one: micro-batches must divide it."""
+    token = _is_whole.set(True)
+    try:
+        yield
+    finally:
+        _is_whole.reset(token)
+
+
+def is_whole_batch() -> bool:
+    """Return whether micro-batches must divide the rows."""
+    return _is_whole.get()
+
+
+@contextlib.contextmanager
+def pipelines_noted() -> Generator[dict[Pipeline, None]]:
+    """Collect the pipelines of layers that are traced, in order and without duplicates."""
+    found: dict[Pipeline, None] = {}
+    token = _noted.set(found)
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
+
+
+def note_pipeline(pipeline: Pipeline) -> None:
+    """Note a pipeline for the plan."""
+    found = _noted.get()
+    if found is not None:
+        found[pipeline] = None

@@ -1,0 +1,277 @@
+"""`MixtureOfExperts`: tokens are routed to a few of many feed-forward networks.
+
+Routing is local to a row of the batch, so that one device and a mesh drop the same tokens. Each row fills `capacity`
+slots of each expert. Two layouts of these slots, by row and then by expert, make XLA exchange tokens by all-to-all and
+leave the weights of experts in place. The slots are read by index: dispatch matrices (tokens, experts, capacity) would
+be quadratic in the number of tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from keras_dist import activations
+from keras_dist._support.arguments import argument_error, check_int, check_number, check_optional, check_size
+from keras_dist.distribution.mesh import axis_tuple
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.tracing import may_use_kernels, traced_distribution
+from keras_dist.distribution.variables import describe_variables
+from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.layer import Layer
+from keras_dist.layers.stacked_layers import each_slice
+from keras_dist.layers.weight_arguments import Identifier, LayerArguments, Layout
+from keras_dist.variables.variable import Variable
+
+_Constraint = Callable[[jax.Array], jax.Array]
+
+
+class MixtureOfExpertsArguments(LayerArguments, total=False):
+    """Keyword arguments of `MixtureOfExperts`."""
+
+    router_initializer: Identifier
+    router_regularizer: Identifier
+    router_constraint: Identifier
+    router_layout: Layout
+    kernel_initializer: Identifier
+    kernel_regularizer: Identifier
+    kernel_constraint: Identifier
+    kernel_layout: Layout
+
+
+class _Routes(NamedTuple):
+    """The experts of tokens; choices (rows, top_k * tokens) are ordered by rank, then by token.
+
+    Attributes:
+        slots: slot of each choice, expert by expert; `experts * capacity` for none.
+        tokens: token of each slot (rows, experts * capacity); the number of tokens for none.
+        weights: weight of each choice.
+        routed: number of choices of each expert.
+        dropped: number of these without a slot.
+    """
+
+    slots: jax.Array
+    tokens: jax.Array
+    weights: jax.Array
+    routed: jax.Array
+    dropped: jax.Array
+
+
+class MixtureOfExperts(Layer):
+    """Sum of the `top_k` experts of each token, weighted by a router, and of shared experts.
+
+    An expert is `(activation(x @ gate) * (x @ up)) @ down`, or `activation(x @ up) @ down` without a gate. The router's
+    probabilities are `softmax(x @ router)`, in float32. Inputs are (batch, ..., features); each row is routed alone.
+
+    With `capacity_factor`, an expert takes `ceil(capacity_factor * top_k * tokens / num_experts)` tokens of a row:
+    first choices before second ones, and earlier tokens before later ones. Further choices are dropped, and add nothing
+    to the output. Without it nothing is dropped, and each expert has a slot for every token of a row, which takes
+    `num_experts / top_k` times the memory and FLOPs of `capacity_factor=1`.
+
+    `routed` and `dropped` (num_experts,) are exact counts of the last training step: choices of each expert before
+    dropping, and dropped ones.
+
+    The weights `experts_gate`, `experts_up` and `experts_down` are sharded by expert with `kd.presets.experts(mesh)`, a
+    rule `".*experts_(gate|up|down)"` or `kernel_layout=`, and the layout `("expert", None, None)`. Tokens are then
+    exchanged by all-to-all. Compiled steps never gather the dim of the experts, also under `FullySharded` and where the
+    batch is sharded over the same axis. The rows of the batch should be sharded over that axis too.
+
+    Args:
+        num_experts: number of experts.
+        units: hidden size of an expert.
+        top_k: number of experts of a token.
+        capacity_factor: slots of a row, as a multiple of its choices; None to drop none.
+        shared_experts: number of experts that take every token, as one network of hidden size `shared_experts * units`.
+        activation: a name or a function.
+        gated: whether experts have a gate.
+        normalize: whether the weights of the `top_k` experts of a token sum to 1.
+        load_balancing: factor of the loss `num_experts * sum(fraction * probability)`, of the fraction of choices and
+            the mean probability of each expert; 1 if both are uniform.
+        z_loss: factor of the loss `mean(logsumexp(x @ router) ** 2)`.
+        **kwargs: `router_initializer`, `router_regularizer`, `router_constraint` and `router_layout` of the weight
+            `router` (features, num_experts), the same of `kernel` for the weights of the experts, and the arguments of
+            `Layer`.
+
+    Raises:
+        ModelError: an argument is invalid.
+
+    Example:
+        >>> import jax, keras_dist as kd
+        >>> from keras_dist import layers
+        >>> mesh = kd.DeviceMesh("data=2,expert=4")
+        >>> with kd.presets.experts(mesh).scope():
+        ...     model = kd.Sequential([kd.Input((16, 8)), layers.MixtureOfExperts(4, 32, capacity_factor=1.25)])
+        >>> plan = kd.plan(model, jax.ShapeDtypeStruct((8, 16, 8), "float32"))
+        >>> plan.step.nbytes_by_axes()["all_to_all", ("expert",)]
+        3840
+
+    Source: Lepikhin et al. 2020, arXiv:2006.16668 (GShard); Fedus et al. 2021, arXiv:2101.03961; Zoph et al. 2022,
+    arXiv:2202.08906.
+    """
+
+    weight_initializers: ClassVar = {"router": "glorot_uniform", "kernel": "glorot_uniform"}
+
+    def __init__(
+        self,
+        num_experts: int,
+        units: int,
+        top_k: int = 2,
+        capacity_factor: float | None = None,
+        shared_experts: int = 0,
+        activation: Identifier = "silu",
+        gated: bool = True,
+        normalize: bool = True,
+        load_balancing: float = 0.01,
+        z_loss: float = 0.0,
+        **kwargs: Unpack[MixtureOfExpertsArguments],
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_experts = check_size("num_experts", num_experts, self.name)
+        self.units = check_size("units", units, self.name)
+        self.top_k = check_size("top_k", top_k, self.name)
+        if top_k > num_experts:
+            expected = f"at most num_experts={num_experts}"
+            raise argument_error("top_k", top_k, expected, layer=self.name, example=min(2, num_experts))
+        above_zero = functools.partial(check_number, above=0, layer=self.name, example=1.25)
+        self.capacity_factor = check_optional(above_zero, "capacity_factor", capacity_factor)
+        self.shared_experts = check_int("shared_experts", shared_experts, 0, layer=self.name, example=1)
+        self.identify("activation", activations.get, activation)
+        self.gated, self.normalize = gated, normalize
+        self.load_balancing = check_number("load_balancing", load_balancing, 0, layer=self.name, example=0.01)
+        self.z_loss = check_number("z_loss", z_loss, 0, layer=self.name, example=0.001)
+        self.input_spec = InputSpec(min_ndim=3)
+        self.supports_masking = True
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create `router` (features, num_experts), `experts_up` (num_experts, features, units) and further weights.
+
+        `experts_gate` is like `experts_up`, and `experts_down` is (num_experts, units, features). Shared experts have
+        the same weights without the first dim, `shared_gate`, `shared_up` and `shared_down`.
+        """
+        features, count, shared = input_shape[-1], self.num_experts, self.shared_experts * self.units
+        self.router = self.add_weight((features, count), autocast=False, name="router")
+        self.router.set_metadata(dim_names=(*[None] * (self.router.ndim - 1), "choices"))
+        for name in ("gate", "up", "down") if self.gated else ("up", "down"):
+            shape = (self.units, features) if name == "down" else (features, self.units)
+            each = each_slice(self.kernel_initializer, 1)
+            kernel = self._add_kernel(f"experts_{name}", (count, *shape), each, self.kernel_layout)
+            kernel.set_metadata(dim_names=(*[None] * (kernel.ndim - 3), "experts", None, None))
+            setattr(self, f"experts_{name}", kernel)
+            if shared:
+                shape = (shared, features) if name == "down" else (features, shared)
+                setattr(self, f"shared_{name}", self._add_kernel(f"shared_{name}", shape, self.kernel_initializer))
+        for name in ("routed", "dropped"):
+            setattr(self, name, self.add_weight((count,), "zeros", "int32", trainable=False, name=name))
+        self.input_spec = InputSpec(min_ndim=3, axes={-1: features})
+
+    def call(self, inputs: jax.Array, mask: jax.Array | None = None, training: bool | None = None) -> jax.Array:
+        """Return the outputs (batch, ..., features); tokens where the `mask` (batch, ...) is False have no experts."""
+        x = inputs.reshape(len(inputs), -1, inputs.shape[-1])
+        kept = jnp.ones(x.shape[:2], bool) if mask is None else jnp.asarray(mask, bool).reshape(x.shape[:2])
+        by_row, by_expert = self._constraints(len(x))
+        routes = self._routes(by_row(x), kept, by_row)
+        if training:
+            self.routed.assign(routes.routed)
+            self.dropped.assign(routes.dropped)
+        slots = _rows_at(x, routes.tokens).reshape(len(x), self.num_experts, -1, x.shape[-1])
+        outputs = self._network("experts", by_expert(by_row(slots)), "gecd,edf->gecf")  # an exchange before and after
+        outputs = by_row(by_expert(outputs))
+        chosen = _rows_at(outputs.reshape(len(x), -1, x.shape[-1]), routes.slots)
+        chosen = chosen * routes.weights[..., None].astype(chosen.dtype)
+        found = chosen.reshape(len(x), self.top_k, -1, x.shape[-1]).sum(1)
+        if self.shared_experts:
+            found = found + self._network("shared", x, "...d,df->...f")
+        return found.reshape(inputs.shape)
+
+    def _add_kernel(self, name: str, shape: tuple[int, ...], initializer: Any, layout: Layout = None) -> Variable:
+        options: dict[str, Any] = {"regularizer": self.kernel_regularizer, "constraint": self.kernel_constraint}
+        return self.add_weight(shape, initializer, layout=layout, name=name, **options)
+
+    def _routes(self, x: jax.Array, kept: jax.Array, by_row: _Constraint) -> _Routes:
+        """Choose the experts of the tokens of `x` (rows, tokens, features), and add the losses of the router."""
+        rows, tokens, _ = x.shape
+        logits = by_row(jnp.einsum("gtd,de->gte", x.astype(jnp.float32), self.router[...].astype(jnp.float32)))
+        probabilities = jax.nn.softmax(logits)
+        # XLA gathers the rows of `jax.lax.top_k`, of jax 0.10 and 0.12 on CPUs, and shards a sort by rows
+        experts = jnp.argsort(-probabilities, axis=-1)[..., : self.top_k]
+        weights = jnp.take_along_axis(probabilities, experts, 2)
+        if self.normalize:
+            weights = weights / weights.sum(-1, keepdims=True)
+        weights, experts = (each.swapaxes(1, 2).reshape(rows, -1) for each in (weights, experts))
+        is_real = jnp.tile(kept, (1, self.top_k))
+        chosen = by_row(jax.nn.one_hot(experts, self.num_experts, dtype=jnp.int32) * is_real[..., None])
+        self._add_losses(logits, probabilities, chosen, kept)
+        places = jnp.take_along_axis(jnp.cumsum(chosen, axis=1) - 1, experts[..., None], 2)[..., 0]
+        capacity = self._capacity(tokens)
+        has_slot = is_real & (places < capacity)
+        slots = jnp.where(has_slot, experts * capacity + places, self.num_experts * capacity)
+        of_choices = jnp.tile(jnp.arange(tokens), self.top_k)
+        empty = jnp.full((self.num_experts * capacity,), tokens)
+        of_slots = jax.vmap(lambda slots: empty.at[slots].set(of_choices, mode="drop"))(slots)
+        dropped = by_row(chosen * ~has_slot[..., None]).sum((0, 1))
+        return _Routes(slots, of_slots, weights, chosen.sum((0, 1)), dropped)
+
+    def _capacity(self, tokens: int) -> int:
+        """Return the number of tokens that an expert takes from a row of `tokens`."""
+        if self.capacity_factor is None:
+            return tokens
+        return min(tokens, math.ceil(self.capacity_factor * self.top_k * tokens / self.num_experts))
+
+    def _add_losses(self, logits: jax.Array, probabilities: jax.Array, chosen: jax.Array, kept: jax.Array) -> None:
+        count = jnp.maximum(kept.sum(), 1)
+        if self.load_balancing:
+            fractions = chosen.sum((0, 1)) / (count * self.top_k)
+            means = (probabilities * kept[..., None]).sum((0, 1)) / count
+            self.add_loss(self.load_balancing * self.num_experts * (fractions * means).sum())
+        if self.z_loss:
+            squares = jax.nn.logsumexp(logits, axis=-1) ** 2
+            self.add_loss(self.z_loss * (squares * kept).sum() / count)
+
+    def _network(self, name: str, x: jax.Array, equation: str) -> jax.Array:
+        """Return the outputs of the experts, or of the shared ones."""
+        kernels = {part: getattr(self, f"{name}_{part}")[...] for part in ("gate", "up", "down")[not self.gated :]}
+        hidden = [jnp.einsum(equation, x, kernels[part]) for part in kernels if part != "down"]
+        hidden[0] = hidden[0] if self.activation is None else self.activation(hidden[0])
+        return jnp.einsum(equation, math.prod(hidden[1:], start=hidden[0]), kernels["down"])
+
+    def _constraints(self, rows: int) -> tuple[_Constraint, _Constraint]:
+        """Return constraints of arrays (rows, ...) by row and of slots (rows, experts, ...) by expert.
+
+        They do nothing where the experts are not sharded, or the mesh does not divide the rows.
+        """
+        distribution = traced_distribution() if may_use_kernels() else None
+        axes = () if distribution is None else _expert_axes(self.experts_up, distribution)
+        if distribution is None or not axes:
+            return _unchanged, _unchanged
+        mesh, batch = distribution.device_mesh, axis_tuple(distribution.get_data_layout((rows,)).axes[0])
+        if rows % mesh.axis_size(batch):
+            return _unchanged, _unchanged
+
+        def constraint(*axes: tuple[str, ...]) -> _Constraint:
+            sharding = NamedSharding(mesh.backend_mesh, PartitionSpec(*axes))
+            return functools.partial(jax.lax.with_sharding_constraint, shardings=sharding)
+
+        return constraint(batch), constraint(tuple(axis for axis in batch if axis not in axes), axes)
+
+
+def _unchanged(array: jax.Array) -> jax.Array:
+    return array
+
+
+def _expert_axes(weight: Variable, distribution: Distribution) -> tuple[str, ...]:
+    """Return the mesh axes over which the experts of a weight are sharded."""
+    (spec,), _ = describe_variables({"weight": weight})
+    layout = distribution.get_variable_layout(dataclasses.replace(spec, path=weight.path))
+    return () if layout is None else axis_tuple(layout.axes[-3])
+
+
+def _rows_at(x: jax.Array, indices: jax.Array) -> jax.Array:
+    """Return, for each row of a batch, the vectors at the `indices`; zeros for an index past the end."""
+    return jax.vmap(lambda x, indices: x.at[indices].get(mode="fill", fill_value=0))(x, indices)

@@ -1,0 +1,130 @@
+"""`costly_layouts`: hidden reshards, repeated work and weights of which a device uses a slice, with one remedy for all.
+
+Each is often the effect of a rule for another layer. So the remedy is searched once, and the layout whose change has
+the largest effect is named first.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from keras_dist.distribution.lint import Problem
+from keras_dist.distribution.mesh import axis_tuple
+from keras_dist.distribution.plan import Row
+from keras_dist.distribution.render import render_axes, render_bytes
+from keras_dist.planner.explanation import reason_of
+from keras_dist.planner.hidden_reshards import alike, hidden_reshards, named
+from keras_dist.planner.propagation import Propagated, Repeated
+from keras_dist.planner.remedies import Change, Remedy, find_remedy
+from keras_dist.planner.tracing import StepProgram
+
+_LEAST_REPEATED, _LEAST_SLICED = 0.02, 0.02
+_NO_RULE = (
+    "no rules that were tried cost less; print(kd.planner.dim_classes(model, batch)) shows what sharding dims costs"
+)
+
+
+def costly_layouts(program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
+    """Return the problems of a step whose layouts cost more than they must; first the cause, if a remedy is known."""
+    if not (problems := _problems(program, step)):
+        return ()
+    remedy = find_remedy(program, step)
+    if remedy is None:
+        return problems
+    left = {(each.kind, each.path) for each in _problems(program, remedy.step)}
+    ended = (each if (each.kind, each.path) in left else _with_fix(each, remedy) for each in problems)
+    return (_cause(program, remedy), *ended)
+
+
+def _problems(program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
+    rules = program.distribution.layout_map
+    rule_of: Callable[[str], str | None] = (lambda path: None) if rules is None else rules.match
+    reshards = hidden_reshards(step, _NO_RULE, rule_of)
+    return (*_repeated_work(program, step), *_sliced_weights(program, step), *reshards)
+
+
+def _with_fix(problem: Problem, remedy: Remedy) -> Problem:
+    return dataclasses.replace(problem, fix=str(remedy)) if problem.fix == _NO_RULE else problem
+
+
+def _repeated_work(program: StepProgram, step: Propagated) -> Iterator[Problem]:
+    """Compare the FLOPs of one device with its share, for each group of axes along which devices compute the same."""
+    sizes = program.state.mesh.axis_sizes
+    grouped: dict[tuple[str, ...], list[Repeated]] = collections.defaultdict(list)
+    for each in step.repeated:
+        grouped[each.axes].append(each)
+    for axes, group in grouped.items():
+        times = math.prod(sizes[axis] for axis in axes)
+        more = sum(each.flops for each in group) * (times - 1) // times
+        if more >= _LEAST_REPEATED * step.flops:
+            yield Problem(
+                "repeated",
+                group[0].layer,
+                f"repeated work: the {times} devices along {_joined(axes)} compute the same in "
+                f"{named(list(dict.fromkeys(each.layer for each in group)))}",
+                f"{step.flops / (step.flops - more):.2f} times the FLOPs, {step.flops:,} on each device",
+                f"products that are sharded over {_joined(axes)}: {step.flops - more:,} FLOPs",
+                _NO_RULE,
+            )
+
+
+def _sliced_weights(program: StepProgram, step: Propagated) -> Iterator[Problem]:
+    rows = {row.path: row for row in program.state.rows if row.role == "parameter"}
+    least = _LEAST_SLICED * sum(row.nbytes for row in rows.values())
+    grouped: dict[tuple[str, tuple[str, ...]], list[Row]] = collections.defaultdict(list)
+    for index, axes in step.sliced:
+        row = rows.get(program.arguments[index])
+        if (
+            row is not None
+            and len(row.shape) > 1
+            and not set(axes) & {axis for entry in row.slot_axes for axis in axis_tuple(entry)}
+        ):
+            grouped[alike(row.path), axes].append(row)
+    for (_, axes), group in grouped.items():
+        if sum(row.nbytes for row in group) >= least:
+            held = sum(row.nbytes_per_device for row in group)
+            yield Problem(
+                "whole",
+                group[0].path,
+                f"{named([row.path for row in group])} is whole along {_joined(axes)}, and a device uses only a slice",
+                f"layout {render_axes(group[0].axes)}, {render_bytes(held)} on each device",
+                f"the layout in which a step uses the weight, sharded over {_joined(axes)}",
+                _NO_RULE,
+            )
+
+
+def _cause(program: StepProgram, remedy: Remedy) -> Problem:
+    change, more = remedy.changes[0], len(remedy.changes) - 1
+    path, what, now, after = _changed(program, change)
+    others = f"; {more} other change{'s' * (more > 1)} in the fix" if more else ""
+    return Problem(
+        "cause",
+        path,
+        f"other rules cost less: {what}{others}",
+        f"{now}: {remedy.before}",
+        f"{after}: {remedy.after}",
+        str(remedy),
+    )
+
+
+def _changed(program: StepProgram, change: Change) -> tuple[str, str, str, str]:
+    """Return the path, the cause, and the layouts before and after a change, as text."""
+    if change.dropped:
+        return change.dropped, f"rule {change.dropped!r} makes layers gather", "with the rule", "without the rule"
+    rows = {row.path: row for row in (*program.state.rows, *program.batch.rows)}
+    paths = list(change.layouts)
+    first = rows[paths[0]]
+    same = [path for path in paths if alike(path) == alike(paths[0])]
+    now, after = render_axes(first.axes), render_axes(change.layouts[first.path])
+    if first.role == "batch":
+        return first.path, "the cause is the layout of the batch", f"layout {now}", f"layout {after}"
+    others = f", and of {len(paths) - len(same)} more weights" if len(paths) > len(same) else ""
+    why = reason_of(first, program.distribution.layout_map)
+    return first.path, f"the cause is the layout of {named(same)}{others}", f"layout {now}, {why}", f"layout {after}"
+
+
+def _joined(axes: Sequence[str]) -> str:
+    return " and ".join(map(repr, axes))

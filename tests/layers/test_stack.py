@@ -1,0 +1,165 @@
+"""`layers.Stack` computes what its blocks compute one after the other, in one loop over stacked weights."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.errors import ModelError
+
+DEPTH, SIZE = 3, 4
+rng = np.random.default_rng(0)
+X, Y = (rng.normal(size=(16, SIZE)).astype("float32") for _ in range(2))
+
+
+def block():
+    """A functional model, which has weights as soon as it is made."""
+    inputs = kd.Input((SIZE,))
+    x = layers.Dense(2 * SIZE, "tanh", name="up")(layers.BatchNormalization(name="norm", momentum=0.5)(inputs))
+    return kd.Model(inputs, layers.Add()([inputs, layers.Dense(SIZE, name="down")(x)]))
+
+
+def stacked(**options):
+    kd.random.set_random_seed(3)
+    return kd.Sequential([kd.Input((SIZE,)), layers.Stack(block, DEPTH, name="stack", **options)])
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A stack and an unrolled model of the same weights, after one step, and its stack of weights before."""
+    model, other = stacked(), kd.Sequential([kd.Input((SIZE,)), *(block() for _ in range(DEPTH))])
+    before = model.get_weights()
+    other.set_weights([stack[number] for number in range(DEPTH) for stack in before])
+    for each in (model, other):
+        each.compile("sgd", "mse")
+    losses = [each.train_on_batch(X, Y) for each in (model, other)]
+    return model, other, losses, before
+
+
+def test_a_stack_trains_as_its_blocks_one_after_the_other_statistics_included(trained):
+    model, other, (loss, expected), before = trained
+    assert {weight.path: weight.shape for weight in model.weights} == {
+        "stack/functional/norm/gamma": (3, 4),
+        "stack/functional/norm/beta": (3, 4),
+        "stack/functional/norm/moving_mean": (3, 4),
+        "stack/functional/norm/moving_variance": (3, 4),
+        "stack/functional/up/kernel": (3, 4, 8),
+        "stack/functional/up/bias": (3, 8),
+        "stack/functional/down/kernel": (3, 8, 4),
+        "stack/functional/down/bias": (3, 4),
+    }
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    paths = [weight.path for weight in model.weights]
+    found = dict(zip(paths, model.get_weights(), strict=True))
+    for number, layer in enumerate(other.layers):
+        for weight in layer.weights:
+            path = "stack/functional/" + "/".join(weight.path.split("/")[-2:])
+            np.testing.assert_allclose(found[path][number], weight.numpy(), atol=1e-6, err_msg=path)
+    kernel = dict(zip(paths, before, strict=True))["stack/functional/up/kernel"]
+    assert len({each.tobytes() for each in kernel}) == DEPTH, "each block has its own initial values"
+    np.testing.assert_allclose(model.predict(X, verbose=0), other.predict(X, verbose=0), atol=1e-6)
+
+
+def test_files_and_configs(trained, tmp_path):
+    model = trained[0]
+    model.save(tmp_path / "model.keras")
+    loaded = kd.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
+    layer = layers.Stack.from_config(layers.Stack(lambda: layers.Dense(8), 4, True, 2).get_config())
+    assert (layer.block.units, layer.depth, layer.remat, layer.repeats) == (8, 4, True, 2)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = stacked()
+    other.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_array_equal(other.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+def test_repeats_are_a_second_leading_dim():
+    layer = layers.Stack(layers.Dense(SIZE, "tanh"), 4, repeats=2)
+    found, expected = layer(X), X
+    kernel, bias = layer.get_weights()
+    assert (kernel.shape, bias.shape) == ((2, 2, SIZE, SIZE), (2, 2, SIZE))
+    for one in kernel.reshape(4, SIZE, SIZE):
+        expected = np.tanh(expected @ one)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_each_block_draws_its_own_numbers():
+    ones = np.ones((64, 64), "float32")
+    found = np.asarray(layers.Stack(layers.Dropout(0.5, seed=1), 3)(ones, training=True))
+    assert set(np.unique(found)) == {0, 8}
+    assert 0.1 < np.mean(found == 8) < 0.15, "half of the half of the half; with one mask it would be a half"
+
+
+def test_remat_computes_each_block_again():
+    def program(remat):
+        layer = layers.Stack(layers.Dense(SIZE, "tanh"), DEPTH, remat=remat)
+        layer.build(X.shape)
+        return str(jax.make_jaxpr(layer)(X))
+
+    assert program(remat=True).count("remat") == 1 + program(remat=False).count("remat")
+
+
+def test_constraints_and_regularizers_see_one_block():
+    options = {
+        "kernel_constraint": kd.constraints.MaxNorm(1),
+        "kernel_regularizer": kd.regularizers.OrthogonalRegularizer(0.01),
+    }
+    model = kd.Sequential([layers.Stack(layers.Dense(SIZE, use_bias=False, **options), DEPTH)])
+    model.build(X.shape)
+    [kernel] = model.get_weights()
+
+    def penalty(one):
+        rows = one / np.sqrt((one**2).sum(1, keepdims=True))
+        products = np.abs(rows @ rows.T)
+        return 0.01 * (products.sum() - np.trace(products)) / 2 / (SIZE * (SIZE - 1) / 2)
+
+    np.testing.assert_allclose(sum(model.losses), sum(map(penalty, kernel)), rtol=1e-5)
+    model.compile(kd.optimizers.SGD(5.0), "mse")
+    model.train_on_batch(X, 9 * Y)
+    norms = np.sqrt((model.get_weights()[0] ** 2).sum(1))
+    np.testing.assert_allclose(norms.max(), 1, atol=1e-5)  # along the inputs, and not along the blocks
+
+
+def test_the_mask_reaches_all_blocks():
+    class Sum(layers.Layer):
+        supports_masking = True
+
+        def call(self, inputs, mask=None):
+            kept = inputs if mask is None else inputs * mask[..., None]
+            return inputs + kept.sum(1, keepdims=True)
+
+    steps = X.reshape(4, 4, SIZE)
+    steps[:, 2:] = 0
+    model = kd.Sequential([layers.Masking(), layers.Stack(Sum(), 2)])
+    expected = steps
+    for _ in range(2):
+        expected = expected + expected[:, :2].sum(1, keepdims=True)
+    np.testing.assert_allclose(model(steps), expected, atol=1e-5)
+
+
+class Foreign(layers.Layer):
+    def build(self, input_shape):
+        self.inner = nnx.Linear(input_shape[-1], input_shape[-1], rngs=nnx.Rngs(0))
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: layers.Stack(layers.Dense(2), 2)(X), "must have the shape and dtype of its input"),
+        (lambda: layers.Stack(Foreign(), 2)(X), "weights that `add_weight` did not create"),
+        (
+            lambda: layers.Stack(layers.Dense(4), 4, repeats=3),
+            "`repeats` of layer 'stack' must be a divisor of depth=4",
+        ),
+        (lambda: layers.Stack(layers.Dense, 4), "`layer` of layer 'stack' must be a layer"),
+        (lambda: layers.Stack(layers.Dense(4), 0), "`depth` of layer 'stack' must be"),
+    ],
+)
+def test_what_cannot_be_stacked(make, said):
+    with pytest.raises(ModelError, match=said):
+        make()
