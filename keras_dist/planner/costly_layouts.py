@@ -104,7 +104,7 @@ def _large_weights(program: StepProgram) -> Iterator[Problem]:
     least = _LEAST_LARGE * sum(row.nbytes_per_device for row in rows)
     used = {axis for row in rows for entry in row.compute_axes for axis in axis_tuple(entry)}
     for row in rows:
-        if used and not any(row.compute_axes) and row.nbytes_per_device >= least:
+        if used and len(row.shape) > 1 and not any(row.compute_axes) and row.nbytes_per_device >= least:
             given = f"layout {render_axes(row.axes)}, {render_bytes(row.nbytes_per_device)} on each device"
             over = _joined(sorted(used))
             summary = f"{row.path!r} is not sharded over {over}, as other weights are"
