@@ -34,7 +34,7 @@ notebooks: $(READY) ## run every notebook, and keep what it prints
 	$(BIN)/python -m tests.test_notebooks
 
 docs: $(READY) ## build the site in build/site, without a network
-	$(BIN)/python -m sphinx -b html -W --keep-going -q -c docs -d .cache/docs . build/site
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -a -c docs -d .cache/docs . build/site
 	@echo "open build/site/index.html"
 
 test: $(READY) ## run the tests of every room, in minutes

@@ -1,4 +1,4 @@
-"""Makes the tables in docs/reference/benchmarks.md and `benchmarks/results.png` from the JSON of the last runs."""
+"""Makes the tables and the charts in docs/reference/benchmarks.md from the JSON of the last runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import pathlib
 import re
 from typing import Any
 
-import matplotlib
-import matplotlib.pyplot as plt
-
 from benchmarks import measure as m
+from keras_dist import visualization
 
 PAGE = m.ROOT / "docs" / "reference" / "benchmarks.md"
-PICTURE = m.ROOT / "benchmarks" / "results.png"
+PICTURES = m.ROOT / "docs" / "images"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 ORDER = (
     "loop",
@@ -32,7 +30,6 @@ ORDER = (
     "auto",
 )
 LAYOUTS_BEGIN, LAYOUTS_END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
-REACHED, MISSED = "#2a9d8f", "#e76f51"
 
 Record = dict[str, Any]
 
@@ -49,7 +46,7 @@ def render_table(records: list[Record]) -> str:
         return "Nothing was measured yet."
     lines = ["| compared | ratio | aim | ours | theirs | |", "|---|---|---|---|---|---|"]
     for record in filter(_aimed, records):
-        lines.append(f"| **{record['title']}** | | | | | |")
+        lines.append(f"| **{record['title']}** | | | | | {record['date']} |")
         lines += [_row(result) for result in _aimed(record)]
     places = {_place(record): None for record in records}
     return "\n".join([*lines, "", "Measured on " + "; ".join(places) + "."])
@@ -101,19 +98,17 @@ def with_tables(text: str, records: list[Record]) -> str:
     return with_table(text, render_layouts(records), LAYOUTS_BEGIN, LAYOUTS_END)
 
 
-def draw(records: list[Record], path: pathlib.Path) -> None:
-    """A bar for each ratio that has an aim, which a line marks."""
-    bars = [(record["title"], result) for record in records for result in _aimed(record)][::-1]
-    figure, axes = plt.subplots(figsize=(9, 0.28 * len(bars) + 1), layout="constrained")
-    for position, (_, result) in enumerate(bars):
-        reached = result["ratio"] <= result["aim"]
-        axes.barh(position, result["ratio"], color=REACHED if reached else MISSED)
-        axes.plot([result["aim"]] * 2, [position - 0.4, position + 0.4], color="black")
-    axes.set_yticks(range(len(bars)), [f"{title}: {result['name']}" for title, result in bars], fontsize=7)
-    axes.axvline(1, color="grey", linewidth=0.5)
-    axes.set_xlabel("ratio: less is better; the line is the aim")
-    figure.savefig(path, dpi=120, metadata={"Software": None})
-    plt.close(figure)
+def draw(records: list[Record], folder: pathlib.Path = PICTURES) -> None:
+    """Draw a bar for each ratio that has an aim, which a line marks; light and dark."""
+    bars = {
+        f"{record['title']}: {result['name']}".replace("`", ""): result
+        for record in records
+        for result in _aimed(record)
+    }
+    ratios, aims = ({name: round(each[key], 2) for name, each in bars.items()} for key in ("ratio", "aim"))
+    picture = visualization.plot_bars(ratios, "ratio to what it is compared with; the line is the aim", aims=aims)
+    for theme in ("light", "dark"):
+        picture.save(folder / f"benchmarks_{theme}.svg", theme)
 
 
 def _aimed(record: Record) -> list[dict[str, Any]]:
@@ -136,11 +131,10 @@ def _place(record: Record) -> str:
 
 
 def main() -> None:
-    """Write the table and the picture."""
-    matplotlib.use("agg")
+    """Write the tables and the charts."""
     records = read_records()
     PAGE.write_text(with_tables(PAGE.read_text(), records))
-    draw(records, PICTURE)
+    draw(records)
 
 
 if __name__ == "__main__":

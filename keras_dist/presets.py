@@ -28,8 +28,6 @@ __all__ = [
     "zero1",
 ]
 
-EXPERTS = r"(.*/)?experts_(gate|up|down)"
-"""Rule for the weights of the experts of `layers.MixtureOfExperts`, whose first dim is the experts."""
 _TENSOR_PARALLEL = ("heads", "mlp", "vocab", "channels")
 _OTHER = ("data", "batch")
 """Names for an axis that the error suggests."""
@@ -114,16 +112,17 @@ def experts(mesh: DeviceMesh, axis: str | None = None, *, fully_sharded: bool = 
     Example:
         >>> import keras_dist as kd
         >>> found = kd.presets.experts(kd.DeviceMesh("data=2,expert=4"))
-        >>> found.batch_dim_name, found.layout_map["block/experts_up"].axes
-        (('data', 'expert'), ('expert', None, None))
+        >>> found.batch_dim_name, found.axis_names
+        (('data', 'expert'), {'experts': 'expert'})
 
     Source: Lepikhin et al. 2020, arXiv:2006.16668.
     """
     mesh = check_mesh(mesh, DistributionError)
     axis = mesh.axis_names[-1] if axis is None else str(resolve_axes("axis", axis, mesh))
-    rules, everything = LayoutMap(mesh), tuple(mesh.axis_names)
-    rules[EXPERTS] = (axis, None, None)
-    return FullySharded(mesh, everything, rules) if fully_sharded else ModelParallel(rules, everything)
+    everything, names = tuple(mesh.axis_names), {"experts": axis}
+    if fully_sharded:
+        return FullySharded(mesh, everything, axis_names=names)
+    return ModelParallel(LayoutMap(mesh), everything, axis_names=names)
 
 
 def tensor_parallel(

@@ -36,8 +36,11 @@ def pages() -> dict[str, str]:
     lines = [INTRODUCTION]
     for name in sorted(kinds):
         lines += [f"## {name}", "", inspect.getdoc(kinds[name]) or "", ""]
-        lines += ["| message | expected | way out |", "|---|---|---|"]
-        lines += [f"| {summary} | {expected} | {fix} |" for summary, expected, fix in sorted(found[name])]
+        lines += ["| message | way out |", "|---|---|"]
+        lines += [
+            f"| {summary} | {fix or f'expected: {expected}' * bool(expected)} |"
+            for summary, expected, fix in sorted(found[name])
+        ]
         lines.append("")
     return {"errors.md": "\n".join(lines)}
 

@@ -60,8 +60,12 @@ def _default(field: Any) -> str:
         return "empty"
     if field.default is PydanticUndefined:
         return ""
-    if field.default is None or isinstance(field.default, BaseModel):
-        return "none" if field.default is None else f"`{field.default!r}`"
+    if field.default is None:
+        return "none"
+    if isinstance(field.default, config.Component):
+        return f"`{json.dumps(field.default.name)}`"
+    if isinstance(field.default, BaseModel):
+        return "defaults of its keys"
     return f"`{json.dumps(field.default)}`"
 
 

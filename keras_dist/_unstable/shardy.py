@@ -23,18 +23,22 @@ from jax._src.lib.mlir.dialects import sdy as sdy  # its attributes are what the
 
 from keras_dist._unstable import sharding_origins
 
+PLATFORM = "jax.platform"
 _TIMEOUT_S = 120
 
 
 def copy_of(lowered: jax.stages.Lowered) -> Any:
-    """Return the operation of a copy of a lowered program's module, for analysis: it computes other values.
+    """Return the operation of a copy of a lowered program's module, with its platform as attribute `PLATFORM`.
 
-    Shardy has no sharding rules for the elementwise operations of CHLO, such as `erf` and `square`, which XLA lowers
-    before it propagates (jaxlib 0.10.2 and 0.12). In the copy products replace them.
+    The copy is for analysis, and computes other values. Shardy has no sharding rules for the elementwise operations of
+    CHLO, such as `erf` and `square`, which XLA lowers before it propagates (jaxlib 0.10.2 and 0.12). In the copy
+    products replace them.
     """
+    of: Any = lowered
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context:
         copy = module.operation.clone()
+        copy.attributes[PLATFORM] = ir.StringAttr.get(of._lowering._platforms[0])
         found: list[Any] = []
         copy.walk(lambda operation: found.append(operation) or ir.WalkResult.ADVANCE)
         for operation in found:

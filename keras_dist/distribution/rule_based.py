@@ -94,8 +94,8 @@ class RuleBased(Distribution):
         """Return the layout of a variable, with its reason; None if there is none.
 
         In this order: the layout assigned to the variable object, as in Keras; the rules of the map; the model's own
-        layout; for a statistic, the parameter of the same shape beside it (BatchNorm's `scale` for `mean`); for a
-        factor of LoRA, the weight that it adapts, dim by dim.
+        layout; `axis_names` of dims that its layer names; for a statistic, the parameter of the same shape beside it
+        (BatchNorm's `scale` for `mean`); for a factor of LoRA, the weight that it adapts, dim by dim.
         """
         assigned = getattr(variable, "_layout", None)
         if assigned is not None:
@@ -106,6 +106,10 @@ class RuleBased(Distribution):
         own = getattr(variable, "own", None)
         if own is not None:
             return own.resolve(self.device_mesh, self.axis_names)
+        names = getattr(variable, "dim_names", ())
+        if not self.axis_names.keys().isdisjoint(names):
+            axes: list[Any] = [None if name is None else self.axis_names.get(name) for name in names]
+            return TensorLayout(axes, self.device_mesh).because(f"axis_names of {', '.join(filter(None, names))}")
         for parameter in getattr(variable, "beside", ()):
             layout = self._decided(parameter)
             if layout is not None:

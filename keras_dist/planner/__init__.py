@@ -1,7 +1,7 @@
 """Plans of train steps, before anything is allocated: memory, communication and time, and layouts that reduce them."""
 
 from keras_dist.planner.auto import AutoParallel
-from keras_dist.planner.calibration import Calibration, calibrate
+from keras_dist.planner.calibration import Calibration, Measurement, calibrate
 from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded, dim_classes
@@ -31,6 +31,7 @@ __all__ = [
     "DimClasses",
     "Estimate",
     "LogicalRules",
+    "Measurement",
     "PlanReport",
     "Propagated",
     "Repeated",

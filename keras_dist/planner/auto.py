@@ -92,7 +92,7 @@ class AutoParallel(Distribution):
         rules['down/kernel'] = ('model', None)
         rules['up/bias'] = ('model',)
         rules['up/kernel'] = (None, 'model')
-        distribution = kd.ModelParallel(rules, 'data')
+        distribution = kd.FullySharded(mesh, 'data', rules, 'data')
         <BLANKLINE>
 
     Source: Zheng et al. 2022, arXiv:2201.12023 (Alpa); Shoeybi et al. 2019, arXiv:1909.08053 (Megatron-LM).
@@ -197,8 +197,13 @@ class AutoParallel(Distribution):
             search.run(self._meshes())
         candidates = sorted(search.candidates, key=search.rank)
         if self.target is not None and self.compiles and is_chief():
-            first = [self._compiled(each, traced[each.remat], step, deadline) for each in candidates[:_MOST_COMPILED]]
-            candidates = [*sorted(first, key=self._rank_compiled), *candidates[_MOST_COMPILED:]]
+            first, rest = candidates[:_MOST_COMPILED], candidates[_MOST_COMPILED:]
+            first = [self._compiled(each, traced[each.remat], step, deadline) for each in first]
+            if rest and all(self._is_too_large(each) for each in first):
+                smallest = min(rest, key=lambda each: each.nbytes)
+                rest.remove(smallest)
+                first.append(self._compiled(smallest, traced[smallest.remat], step, deadline))
+            candidates = [*sorted(first, key=self._rank_compiled), *rest]
         return candidates, not search.skipped
 
     def _traced(self, step: tuple[Any, ...], remat: str | None) -> DimClasses:
@@ -224,6 +229,9 @@ class AutoParallel(Distribution):
             return candidate
         seconds = verdict.roofline.serial_step_seconds
         return dataclasses.replace(candidate, compiled_seconds=seconds, compiled_nbytes=verdict.compiled.peak_nbytes)
+
+    def _is_too_large(self, candidate: Candidate) -> bool:
+        return self.memory_limit is not None and candidate.peak_nbytes > self.memory_limit
 
     def _rank_compiled(self, candidate: Candidate) -> tuple[float, ...]:
         """Sort key of a compiled candidate; lower is better. Candidates that were not compiled come last."""

@@ -11,7 +11,6 @@ import math
 import os
 import pathlib
 import statistics
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import pydantic
@@ -34,11 +33,9 @@ _MOST_MEASUREMENTS, _MOST_BYTES = 64, 2**16
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """A training: its least times by the plan, and the measured time of a step [s]."""
+    """A training: its least times by the plan for each resource, and the measured time of a step [s]."""
 
-    compute_seconds: _Seconds
-    memory_seconds: _Seconds
-    communication_seconds: _Seconds
+    least_seconds: Annotated[dict[Resource, _Seconds], pydantic.Field(min_length=3)]
     measured_seconds: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(extra="forbid", strict=True)
@@ -51,6 +48,13 @@ class Calibration:
     Attributes:
         chip: name of the chip, such as `v5e`.
         measurements: the trainings, the newest last; at most 64.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> times = {"compute": 0.1, "memory": 0.03, "communication": 0.02}
+        >>> calibration = kd.planner.Calibration("v5e", (kd.planner.Measurement(times, 0.2),))
+        >>> calibration.efficiencies["compute"], calibration.step_seconds(kd.planner.Roofline(0.3, 0.1, {}))
+        (0.5, 0.6)
     """
 
     chip: _Name
@@ -67,9 +71,8 @@ class Calibration:
         """
         found: dict[Resource, list[float]] = {}
         for each in self.measurements:
-            times = _times(each)
-            resource = max(times, key=times.__getitem__)
-            found.setdefault(resource, []).append(times[resource] / each.measured_seconds)
+            resource = max(each.least_seconds, key=each.least_seconds.__getitem__)
+            found.setdefault(resource, []).append(each.least_seconds[resource] / each.measured_seconds)
         known = {resource: statistics.median(factors) for resource, factors in found.items()}
         return {resource: known.get(resource, min(known.values())) for resource in get_args(Resource)}
 
@@ -152,8 +155,8 @@ def calibrate(history: Any, report: PlanReport, path: str | os.PathLike[str] | N
     timing = getattr(history, "timing", None)
     if not isinstance(timing, Timing) or not math.isfinite(timing.median_step_seconds):
         raise argument_error("history", history, "a History with finished steps", example="model.fit(...)")
-    times = {f"{name}_seconds": seconds for name, seconds in _times_of(_verdict_of(report).roofline).items()}
-    found = Calibration(_chip(report), (Measurement(**times, measured_seconds=timing.median_step_seconds),))
+    measured = Measurement(_times_of(_verdict_of(report).roofline), timing.median_step_seconds)
+    found = Calibration(_chip(report), (measured,))
     if path is None:
         return found
     file = pathlib.Path(check_path("path", path, "calibration.json"))
@@ -169,11 +172,7 @@ def calibrate(history: Any, report: PlanReport, path: str | os.PathLike[str] | N
     return found
 
 
-def _times(each: Measurement) -> Mapping[Resource, float]:
-    return {"compute": each.compute_seconds, "memory": each.memory_seconds, "communication": each.communication_seconds}
-
-
-def _times_of(line: Roofline) -> Mapping[Resource, float]:
+def _times_of(line: Roofline) -> dict[Resource, float]:
     moved = sum(line.communication_seconds.values())
     return {"compute": line.compute_seconds, "memory": line.memory_seconds, "communication": moved}
 

@@ -30,6 +30,11 @@ class Estimate:
         reason: why its exchanges are not known.
         source: file and line of the user's code; empty if not known.
         count: number of such operations.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> print(kd.planner.Estimate("head", "sort", "sorts along a dim that 'model' shards", "model.py:7"))
+        sort of 'head' (model.py:7): sorts along a dim that 'model' shards
     """
 
     layer: str
@@ -64,6 +69,23 @@ def counted(estimates: Iterable[Estimate]) -> tuple[Estimate, ...]:
         count = each.count + (found[key].count if key in found else 0)
         found[key] = dataclasses.replace(found.get(key, each), count=count)
     return tuple(found.values())
+
+
+def is_forced(reshard: Any, user: Any, module: ShardedModule) -> bool:
+    """Whether the operation has one layout, as elementwise ones, broadcasts and transposes: XLA reshards to it too."""
+    result, given = user.results[0], reshard.results[0]
+    if any(use.owner.operation.name == "sdy.reshard" for use in result.uses):
+        return False
+    layout = module.axes(result)
+    if user.name == "stablehlo.broadcast_in_dim":
+        dims = map(int, user.attributes["broadcast_dimensions"])
+        sizes = zip(dims, given.type.shape, strict=True)
+        return module.axes(given) == tuple(layout[dim] if size > 1 else None for dim, size in sizes)
+    if user.name == "stablehlo.transpose":
+        return layout == tuple(module.axes(given)[int(dim)] for dim in user.attributes["permutation"])
+    shapes = {tuple(each.type.shape) for each in (*user.operands, result)}
+    is_elementwise = len(shapes) == 1 and user.name not in _CHECKS and not len(list(user.regions))
+    return is_elementwise and user.name not in _PRODUCTS and module.axes(given) == layout
 
 
 def doubt(operation: Any, module: ShardedModule) -> str:
@@ -150,6 +172,7 @@ def _manual(operation: Any, module: ShardedModule) -> str:
     return "jax.shard_map calls collectives, which are not counted"
 
 
+_PRODUCTS = ("stablehlo.dot_general", "stablehlo.convolution", "stablehlo.slice", "stablehlo.pad")
 _CHECKS: dict[str, Callable[[Any, ShardedModule], str]] = {
     "stablehlo.concatenate": _concatenate,
     "stablehlo.reverse": _reverse,

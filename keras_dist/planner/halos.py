@@ -48,11 +48,10 @@ def halo_of(operation: Any, module: ShardedModule) -> Halo | str | None:
         return None
     shape, local = list(value.type.shape), module.local_shape(value)
     dim = sharded[0]
-    axes, window = axis_tuple(layout[dim]), windows[dim]
-    if len(sharded) > 1 or window is None:
-        return f"crosses the borders of a dim that {axes_text(axes)} shards"
-    count = -(-shape[dim] // local[dim])
-    widths = permute_widths(local[dim], shape[dim], [window.of(index) for index in range(count)])
+    axes, window, widths = axis_tuple(layout[dim]), windows[dim], None
+    if len(sharded) == 1 and window is not None:
+        starts = range(window[0], window[0] + window[1] * -(-shape[dim] // local[dim]), window[1])
+        widths = permute_widths(local[dim], shape[dim], [(start, start + window[2]) for start in starts])
     if widths is None:
         return f"crosses the borders of a dim that {axes_text(axes)} shards"
     each = module.nbytes(value) // local[dim]
@@ -64,20 +63,9 @@ def axes_text(axes: Sequence[str]) -> str:
     return " and ".join(map(repr, axes))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Window:
-    """The part of a dim that shard `index` needs: `[start + index * step, start + index * step + size)`."""
-
-    start: int
-    step: int
-    size: int
-
-    def of(self, index: int) -> Interval:
-        return self.start + index * self.step, self.start + index * self.step + self.size
-
-
-_Windows = dict[int, _Window | None]
-"""The windows of dims that an operation does not compute place by place; None for other patterns."""
+_Windows = dict[int, tuple[int, int, int] | None]
+"""For each dim that is not computed place by place `start, step, size`: shard `index` needs the places
+`[start + index * step, start + index * step + size)`. None for other patterns."""
 
 
 def _slice(operation: Any, module: ShardedModule) -> _Windows:
@@ -88,21 +76,19 @@ def _slice(operation: Any, module: ShardedModule) -> _Windows:
     result = module.local_shape(operation.results[0])
     found = enumerate(zip(shape, starts, limits, strides, strict=True))
     return {
-        dim: _Window(start, result[dim], result[dim]) if stride == 1 else None
+        dim: (start, result[dim], result[dim]) if stride == 1 else None
         for dim, (size, start, limit, stride) in found
         if (start, limit, stride) != (0, size, 1)
     }
 
 
 def _pad(operation: Any, module: ShardedModule) -> _Windows:
-    low, high, inner = (
-        _numbers(operation.attributes[f"{name}_padding_{which}"] if name else operation.attributes["interior_padding"])
-        for name, which in (("edge", "low"), ("edge", "high"), ("", ""))
-    )
+    names = ("edge_padding_low", "edge_padding_high", "interior_padding")
+    low, high, inner = (_numbers(operation.attributes[name]) for name in names)
     result = module.local_shape(operation.results[0])
     found = enumerate(zip(low, high, inner, strict=True))
     return {
-        dim: None if inside else _Window(-before, result[dim], result[dim])
+        dim: None if inside else (-before, result[dim], result[dim])
         for dim, (before, after, inside) in found
         if before or after or inside
     }
@@ -121,7 +107,7 @@ def _convolution(operation: Any, module: ShardedModule) -> _Windows:
         reach = (ends - 1) * stride + (size - 1) * dilation + 1
         step = size * dilation if size < whole else ends * stride
         is_plain = gap == 1 and not (size < whole and (stride, dilation) != (1, 1))
-        found[image.index(label)] = _Window(-before, step, reach) if is_plain else None
+        found[image.index(label)] = (-before, step, reach) if is_plain else None
     return found
 
 
@@ -166,8 +152,9 @@ def products_of(convolution: Any, module: ShardedModule) -> int:
 
 def products_in_window(image: int, kernel: int, result: int, stride: int, dilation: int, gap: int, before: int) -> int:
     """Return the products along one dim of a convolution, without those with padding and inserted zeros."""
-    at = np.arange(result)[:, None] * stride + np.arange(kernel) * dilation - before
-    return int(np.sum((at >= 0) & (at % gap == 0) & (at // gap < image)))
+    (few, by), (many, step) = sorted(((result, stride), (kernel, dilation)))
+    places = (np.arange(many) * step - before + index * by for index in range(few))
+    return sum(int(np.count_nonzero((at >= 0) & (at % gap == 0) & (at < image * gap))) for at in places)
 
 
 def permute_widths(shard: int, size: int, needed: Sequence[Interval]) -> list[int] | None:

@@ -12,26 +12,26 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keras_dist.planner.sharded_module import ShardedModule, text_of
+from keras_dist.planner.sharded_module import ShardedModule, layer_in, name_of, text_of
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
 
 
-def _named(names: str) -> frozenset[str]:
-    return frozenset(f"stablehlo.{name}" for name in names.split())
+def _named(names: str, dialect: str = "stablehlo") -> frozenset[str]:
+    return frozenset(f"{dialect}.{name}" for name in names.split())
 
 
 _CHEAP = _named(
     "abs add and broadcast_in_dim ceil clamp compare complex concatenate convert dynamic_slice floor imag is_finite "
     "maximum minimum multiply negate not or pad popcnt real reduce_precision reverse round_nearest_afz "
     "round_nearest_even select shift_left shift_right_arithmetic shift_right_logical sign slice subtract transpose xor"
-)
+) | {"chlo.square"}
 """Operations that XLA computes again for each reader rather than keep their results."""
 _COSTLY = _named(
     "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt sine "
     "sqrt tan tanh"
-) | {"chlo.erf", "chlo.erf_inv", "mhlo.erf"}
+) | _named("acos acosh asin asinh atanh cosh digamma erf erf_inv erfc lgamma sinh tan", "chlo")
 """Elementwise operations that XLA computes once for several readers."""
 _FUSED = _CHEAP | _COSTLY
 _VIEWS = _named("bitcast_convert optimization_barrier reshape") | {"sdy.sharding_constraint"}
@@ -42,8 +42,28 @@ _FROM_MEMORY = _named(
     "select_and_scatter sort triangular_solve while"
 ) | {"return"}
 """Operations that read arrays from memory, so that a result which they need is allocated."""
+_PRODUCTS = _named("convolution dot_general")
+_MOVES = _VIEWS | _named("broadcast_in_dim concatenate convert dynamic_slice dynamic_update_slice slice transpose")
+"""Operations whose results have the elements of their operands."""
+_OPAQUE = _named("cholesky custom_call fft triangular_solve") | {"sdy.manual_computation"}
+"""Operations that may need memory beside their results."""
+_WITHOUT_MEMORY = ("Sharding", "SPMD", "annotate_device_placement", "cu_threefry", "xla.sdy", "xla_ffi_p", "xla_python")
+"""Beginnings of names of custom calls without such memory: annotations, random bits, callbacks of the host."""
 _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 _WITH_BLOCKS = (*_named("case if while"), "sdy.manual_computation")
+
+
+@dataclasses.dataclass(frozen=True)
+class PeakMemory:
+    """The peak of intermediate results on one device.
+
+    Attributes:
+        nbytes: bytes, without what `opaque` operations need beside their results.
+        opaque: operations of unknown needs: kernels, manual regions of `jax.shard_map`, decompositions.
+    """
+
+    nbytes: int
+    opaque: tuple[str, ...]
 
 
 @dataclasses.dataclass(eq=False)
@@ -51,7 +71,10 @@ class Value:
     """A result of an operation, or an argument of a block."""
 
     nbytes: int
+    is_float32: bool = False
     readers: list[Operation] = dataclasses.field(default_factory=list)
+    flows_to: list[Value] = dataclasses.field(default_factory=list)
+    """Values of a loop with the same elements: a carried argument, and the result."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -62,6 +85,8 @@ class Operation:
     operands: list[Value]
     results: list[Value]
     blocks: list[Block] = dataclasses.field(default_factory=list)
+    is_rounded: bool = False
+    """Whether it is a product of default precision: TPUs round its operands to bfloat16."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -77,21 +102,32 @@ class Block:
         return self.operations[-1].operands
 
 
-def read_main(module: ShardedModule) -> Block:
+def _read_main(reader: _Reader, module: ShardedModule) -> Block:
     """Return `main` of a module with the calls of functions in it replaced by their operations."""
-    return _Reader(module).block(module.functions["main"].regions[0].blocks[0], {})
+    main = reader.block(module.functions["main"].regions[0].blocks[0], {})
+    if module.platform == "tpu":
+        for value in [each for each in reader.values if each.is_float32 and _is_rounded(each, set())]:
+            value.nbytes //= 2
+    return main
 
 
 class _Reader:
     def __init__(self, module: ShardedModule) -> None:
         self._module = module
+        self.values: list[Value] = []
+        self.opaque: dict[str, None] = {}
 
     def block(self, block: Any, known: dict[Any, Value]) -> Block:
-        arguments = [Value(self._module.nbytes(argument)) for argument in block.arguments]
+        arguments = [self._value(argument) for argument in block.arguments]
         known |= zip(block.arguments, arguments, strict=True)
         operations: list[Operation] = []
         self._read(block, known, operations)
         return Block(arguments, operations)
+
+    def _value(self, value: Any) -> Value:
+        found = Value(self._module.nbytes(value), str(getattr(value.type, "element_type", "")) == "f32")
+        self.values.append(found)
+        return found
 
     def _read(self, block: Any, known: dict[Any, Value], into: list[Operation]) -> None:
         for each in block.operations:
@@ -100,13 +136,20 @@ class _Reader:
             if operation.name == "func.call":
                 self._call(operation, operands, known, into)
                 continue
+            if operation.name in _OPAQUE and (described := _opaque(operation)):
+                self.opaque[described] = None
             name = "return" if operation.name in ("func.return", "stablehlo.return", "sdy.return") else operation.name
             made = Operation(name, operands, [])
             if operation.name in _WITH_BLOCKS:
                 made.blocks = [self.block(inner, known) for region in operation.regions for inner in region.blocks]
                 captured = {value for inner in made.blocks for value in _captured(inner)}
                 made.operands = [*operands, *(value for value in captured if value not in operands)]
-            made.results = [Value(self._module.nbytes(result)) for result in operation.results]
+            made.results = [self._value(result) for result in operation.results]
+            if name == "stablehlo.while":
+                condition, body = made.blocks
+                _connect(operands, condition, body, made.results)
+            elif name in _PRODUCTS:
+                made.is_rounded = "HIGH" not in str(dict(operation.attributes).get("precision_config"))
             known |= zip(operation.results, made.results, strict=True)
             for operand in dict.fromkeys(made.operands):
                 operand.readers.append(made)
@@ -122,6 +165,42 @@ class _Reader:
         known |= zip(call.results, returned.operands, strict=True)
 
 
+def _opaque(operation: Any) -> str:
+    """Describe an operation of unknown memory; empty if it needs none."""
+    name = operation.name.rpartition(".")[2].replace("manual_computation", "shard_map")
+    layer = layer_in(name_of(operation))
+    if name == "custom_call":
+        target = text_of(operation.attributes["call_target_name"])
+        if target.startswith(_WITHOUT_MEMORY):
+            return ""
+        name = f"the kernel {target}"
+    return f"{name} in {layer}" if layer else name
+
+
+def _connect(operands: list[Value], condition: Block, body: Block, results: list[Value]) -> None:
+    """Note where the values that a loop carries go."""
+    for place, result in enumerate(results):
+        carried = [condition.arguments[place], body.arguments[place], result]
+        operands[place].flows_to += carried
+        body.returned[place].flows_to += carried
+
+
+def _is_rounded(value: Value, seen: set[Value]) -> bool:
+    """Whether a value is only read by products that round it."""
+    if value in seen:
+        return True
+    seen.add(value)
+    for reader in value.readers:
+        if reader.name in _MOVES or (reader.name in _FUSED and value.readers == [reader]):
+            ends_rounded = _is_rounded(reader.results[0], seen)
+        else:
+            is_carried = reader.name == "stablehlo.while" or (reader.name == "return" and bool(value.flows_to))
+            ends_rounded = is_carried or reader.is_rounded
+        if not ends_rounded:
+            return False
+    return all(_is_rounded(each, seen) for each in value.flows_to)
+
+
 def _captured(block: Block) -> Iterable[Value]:
     """Yield the values from outside that a block reads."""
     own = {*block.arguments, *(result for operation in block.operations for result in operation.results)}
@@ -129,21 +208,23 @@ def _captured(block: Block) -> Iterable[Value]:
         yield from (operand for operand in operation.operands if operand not in own)
 
 
-def peak_nbytes(module: ShardedModule) -> int:
-    """Return the peak bytes of intermediate results on one device."""
+def peak_memory(module: ShardedModule) -> PeakMemory:
+    """Estimate the peak of intermediate results on one device."""
     main = module.functions["main"]
     attributes = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else ()  # noqa: SIM401
     arguments = zip(main.regions[0].blocks[0].arguments, attributes, strict=False)
     donated = [module.nbytes(argument) for argument, given in arguments if any(name in given for name in _DONATED)]
-    return _Simulation(read_main(module), donated).run()
+    reader = _Reader(module)
+    nbytes = _Simulation(_read_main(reader, module), module.platform == "tpu", donated).run()
+    return PeakMemory(nbytes, tuple(reader.opaque))
 
 
 class _Simulation:
     """The allocations of a block, in program order."""
 
-    def __init__(self, block: Block, donated: Sequence[int] | None = None) -> None:
+    def __init__(self, block: Block, is_tpu: bool, donated: Sequence[int] | None = None) -> None:
         """Take the sizes of donated arguments, for `main`."""
-        self._block = block
+        self._block, self._is_tpu = block, is_tpu
         self._donated = None if donated is None else collections.Counter(donated)
         self._index = {operation: index for index, operation in enumerate(block.operations)}
         self._sinks: dict[Value, set[Operation]] = {}
@@ -168,7 +249,8 @@ class _Simulation:
             self._is_kept[result] = False
         elif operation.name in _FUSED:
             is_needed = any(self._needs_memory(reader, result) for reader in readers)
-            self._is_kept[result] = is_needed or (operation.name in _COSTLY and len(sinks) > 1)
+            is_costly = operation.name in _COSTLY and not self._is_tpu
+            self._is_kept[result] = is_needed or (is_costly and len(sinks) > 1)
         else:
             self._is_kept[result] = True
 
@@ -179,7 +261,7 @@ class _Simulation:
             return True
         if reader.name == "stablehlo.dynamic_update_slice":
             return value is reader.operands[0]
-        return reader.name in _FROM_MEMORY
+        return reader.name in _FROM_MEMORY and not (self._is_tpu and reader.name in _PRODUCTS)
 
     def run(self) -> int:
         """Return the peak bytes."""
@@ -243,7 +325,7 @@ class _Simulation:
 
     def _replaced(self, operation: Operation, place: int, index: int) -> Iterable[Value]:
         """Yield the arrays whose memory a result may take: they are read for the last time."""
-        if operation.name == "stablehlo.while":
+        if operation.name in ("stablehlo.while", "stablehlo.scatter"):
             operands = [operation.operands[place]]
         elif operation.name in _FUSED:
             operands = operation.operands
@@ -266,4 +348,4 @@ class _Simulation:
 
     def _inside(self, operation: Operation) -> int:
         """Return the bytes that are live only while an operation runs."""
-        return max((_Simulation(block).run() for block in operation.blocks), default=0)
+        return max((_Simulation(block, self._is_tpu).run() for block in operation.blocks), default=0)

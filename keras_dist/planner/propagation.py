@@ -18,9 +18,9 @@ import numpy as np
 from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
 from keras_dist.distribution.mesh import axis_tuple
-from keras_dist.planner.exactness import Estimate, counted, doubt, estimate_at, jax_operation
+from keras_dist.planner.exactness import Estimate, counted, doubt, estimate_at, is_forced, jax_operation
 from keras_dist.planner.halos import Halo, halo_of, products_of
-from keras_dist.planner.peak_memory import peak_nbytes
+from keras_dist.planner.peak_memory import peak_memory
 from keras_dist.planner.sharded_module import (
     ShardedModule,
     is_argument,
@@ -113,6 +113,7 @@ class Propagated:
         repeated: matrix multiplications and convolutions that devices repeat, in program order.
         sliced: for the position of an argument that is whole along axes of the mesh the axes, although a device uses
             only its slice.
+        opaque: operations whose memory is not in the estimate, such as custom kernels.
     """
 
     collectives: tuple[Collective, ...]
@@ -124,6 +125,7 @@ class Propagated:
     scores_nbytes: int = 0
     repeated: tuple[Repeated, ...] = ()
     sliced: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    opaque: tuple[str, ...] = ()
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
         """Return the bytes of a step by kind and axes of the mesh."""
@@ -170,11 +172,11 @@ def propagate_module(operation: Any) -> Propagated:
     """Propagate layouts through the operation of a module, whose arguments have shardings, and change it."""
     shardy.run_passes(operation, _TO_RESHARDS)
     # the next pass keeps nothing but locations: they note who needs a reshard, and whether a constraint asks for it
-    functions = ShardedModule(operation).functions
+    before = ShardedModule(operation)
     chosen: list[Estimate] = []  # reshards that XLA may choose otherwise
     for inner in operations_in(operation):
         if inner.name == "sdy.reshard":
-            user, (need, asked) = _chooser_of(inner), _need_of(inner, functions)
+            user, (need, asked) = _chooser_of(inner, before), _need_of(inner, before.functions)
             if user is not None and not asked:
                 chosen.append(estimate_at(user, "needs other layouts of its operands, and XLA may exchange others"))
             number = len(chosen) - 1 if user is not None and not asked else ""
@@ -189,8 +191,9 @@ def propagate_module(operation: Any) -> Propagated:
     repeated = tuple(Repeated(*key, flops) for key, flops in costs.repeated.items())
     sliced = tuple({key: None for key in costs.sliced})
     doubts = counted(costs.estimates)
-    figures = flops, dtype, accessed, peak_nbytes(module)
-    return Propagated(tuple(costs.collectives), *figures, doubts, costs.scores, repeated, sliced)
+    peak = peak_memory(module)
+    figures = flops, dtype, accessed, peak.nbytes
+    return Propagated(tuple(costs.collectives), *figures, doubts, costs.scores, repeated, sliced, peak.opaque)
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
@@ -205,13 +208,15 @@ def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
     return name_of(users[0]) if users else "", _ASKED if asking else ""
 
 
-def _chooser_of(reshard: Any) -> Any:
-    """Return the operation for which Shardy chose a reshard, or None where the program itself needs the new layout."""
+def _chooser_of(reshard: Any, module: ShardedModule) -> Any:
+    """Return the operation for which Shardy chose a reshard, or None where XLA must make the same one."""
     maker = reshard.operands[0].owner
     if not is_argument(maker) and maker.operation.name == "stablehlo.concatenate":
         return None
-    users = (use.owner.operation for use in reshard.results[0].uses)
-    return next((user for user in users if user.name not in _NEEDS_ITS_LAYOUT), None)
+    for user in (use.owner.operation for use in reshard.results[0].uses):
+        if user.name not in _NEEDS_ITS_LAYOUT and not (user.results and is_forced(reshard, user, module)):
+            return user
+    return None
 
 
 def _place_of(operation: Any, functions: Mapping[str, Any]) -> str:
@@ -342,7 +347,9 @@ class _Program:
             costs.collectives += (
                 Collective("collective_permute", found.axes, nbytes, 1, layer, made_by) for nbytes in found.nbytes
             )
-        elif reason := found or doubt(operation, self._module):
+            if operation.name == "stablehlo.convolution" and self._module.platform != "cpu":
+                found = "other convolutions may use the same borders of shards"
+        if reason := found if isinstance(found, str) else doubt(operation, self._module):
             costs.estimates.append(estimate_at(operation, reason))
 
     def _add_collective(self, kind: Kind, operation: Any, costs: _Costs) -> None:
@@ -355,9 +362,10 @@ class _Program:
             costs.reduced[operation.results[0]] = len(costs.collectives) - 1
 
     def _reduced_together(self, reduction: Any, axes: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Return the axes of each all-reduce: XLA reduces one dim of an operand after the other."""
+        """Return the axes of each all-reduce: XLA for CPUs reduces one dim of an operand after the other."""
         owner = reduction.operands[0].owner
-        if len(axes) == 1 or is_argument(owner) or owner.operation.name not in _REDUCE_BY_DIMS:
+        is_whole = len(axes) == 1 or self._module.platform != "cpu"
+        if is_whole or is_argument(owner) or owner.operation.name not in _REDUCE_BY_DIMS:
             return [axes]
         for operand in owner.operation.operands:
             dims = map(axis_tuple, self._module.axes(operand))

@@ -52,23 +52,33 @@ class SearchResult:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the layout fits into `memory_limit`: by its compiled step, or by the estimate; None without limit."""
-        return None if self.memory_limit is None else self.best.peak_nbytes <= self.memory_limit
+        """Whether the layout fits into `memory_limit`, by its compiled step or the estimate.
+
+        None without limit, and where the estimate fits, but not with twice the intermediate results, as in `Verdict`.
+        """
+        if self.memory_limit is None:
+            return None
+        if self.best.peak_nbytes > self.memory_limit:
+            return False
+        is_sure = self.best.compiled_nbytes is not None
+        return is_sure or self.best.nbytes + self.best.activation_nbytes <= self.memory_limit or None
 
     def __str__(self) -> str:
-        headers = ("mesh", "sharded", "least time", "state", "intermediate", "moved", "compiled")
-        table = Table("Candidates, the best first", headers, numbers=headers[2:])
-        for each in self.candidates[:_MOST_CANDIDATES]:
-            sharded = ", ".join(f"{name}: {_joined(axes)}" for name, axes in each.rules.items())
-            sharded += ", weights fully" if each.fully_sharded else ", slots" if each.shard_optimizer else ""
+        headers = ("mesh", "sharded", "least time", "memory", "state", "moved", "compiled")
+        shown = self.candidates[:_MOST_CANDIDATES]
+        is_compiled = any(each.compiled_seconds is not None for each in shown)
+        headers = headers if is_compiled else headers[:-1]
+        kept = ("sharded", "mesh", "least time", "memory", *headers[6:], "moved")
+        table = Table("Candidates, the best first", headers, headers[2:], kept)
+        for each in shown:
             row = (
                 ", ".join(f"{name}={size}" for name, size in each.mesh.items()),
-                sharded + (", remat" if each.remat else ""),
+                _sharded(each),
                 f"{1e3 * each.step_seconds:.3g} ms",
-                *map(render_bytes, (each.state_nbytes, each.activation_nbytes, each.moved_nbytes)),
+                *map(render_bytes, (each.peak_nbytes, each.state_nbytes, each.moved_nbytes)),
                 "-" if each.compiled_seconds is None else f"{1e3 * each.compiled_seconds:.3g} ms",
             )
-            table.rows.append(row)
+            table.rows.append(row[: len(headers)])
         return render(*self.explanation, table)
 
     def __repr__(self) -> str:
@@ -186,14 +196,23 @@ def _explained(
             yield f"{each.name} not sharded: {_why_not(each, best, candidates)}"
 
 
+def _sharded(candidate: Candidate) -> str:
+    """Describe the classes by their axes, as `batch: data; heads, mlp: model; weights: fully`."""
+    names_over: dict[str, list[str]] = collections.defaultdict(list)
+    for name, axes in candidate.rules.items():
+        names_over[_joined(axes)].append(name)
+    parts = [f"{', '.join(names)}: {axes}" for axes, names in names_over.items()]
+    parts += ["weights: fully"] * candidate.fully_sharded + ["slots: sharded"] * candidate.shard_optimizer
+    return "; ".join([*parts, *["remat"] * (candidate.remat is not None)])
+
+
 def _why_not(dims: DimClass, best: Candidate, candidates: Sequence[Candidate]) -> str:
     def kind(each: Candidate) -> Any:
         return each.mesh, each.rules[BATCH], each.fully_sharded, each.remat
 
     others = [each for each in candidates if dims.name in each.rules and kind(each) == kind(best)]
     if not others:
-        batch = set(axis_tuple(best.rules[BATCH]))
-        sizes = [size for axis, size in best.mesh.items() if axis not in batch and size > 1]
+        sizes = [size for size in [*best.mesh.values()][1:] if size > 1]
         if not sizes:
             return "the batch is sharded over all devices"
         if not any(part % size == 0 for part in dims.parts for size in sizes):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from keras_dist._unstable.shardy import sdy
+from keras_dist._unstable.shardy import PLATFORM, sdy
 from keras_dist.distribution.layout import Axis
 from keras_dist.training.activations import path_of_scope, weight_of_scope
 
@@ -17,12 +17,13 @@ from keras_dist.training.activations import path_of_scope, weight_of_scope
 
 
 class ShardedModule:
-    """A program in MLIR after Shardy's passes: its functions by name, and the sizes of the axes of its mesh."""
+    """A program in MLIR after Shardy's passes: platform, functions by name, and sizes of the axes of its mesh."""
 
     def __init__(self, operation: Any) -> None:
         self._operation = operation  # kept alive: its values are freed with it
         self.functions: dict[str, Any] = {}
         self.sizes: dict[str, int] = {}
+        self.platform = text_of(operation.attributes[PLATFORM]) if PLATFORM in operation.attributes else ""
         self._shardings: dict[tuple[Any, int], Any] = {}
         self._shards_of: dict[tuple[Any, Any], tuple[list[int], int]] = {}
         for inner in operation.regions[0].blocks[0].operations:

@@ -66,6 +66,9 @@ class StepProgram:
         distribution: the distribution of the step.
         kernels: kernels that layers chose for the platform.
         pipelines: schedules of stacks of layers.
+        ahead_nbytes: bytes per device that `fit` adds to those of a step: the batches of further executions, of which
+            `prefetch` are on the devices; and where the state is not donated, the results of a second step in flight.
+        keeps_data: whether `fit` may keep a small dataset on the devices.
     """
 
     lowered: jax.stages.Lowered
@@ -76,6 +79,8 @@ class StepProgram:
     distribution: Distribution
     kernels: tuple[str, ...] = ()
     pipelines: tuple[Pipeline, ...] = ()
+    ahead_nbytes: int = 0
+    keeps_data: bool = True
 
 
 @runtime_checkable
@@ -172,7 +177,12 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     others = [""] * (len(jax.tree.leaves(lowered.in_avals)) - len(state.rows) - len(batch.rows))
     paths = [*(row.path for row in state.rows), *others, *(row.path for row in batch.rows)]
     named = tuple(paths[index] for index in jaxprs.arguments_kept(lowered))
-    return StepProgram(lowered, state, batch, named, assumed, distribution, tuple(kernels), tuple(pipelines))
+    options = choices.options
+    ahead = (options.prefetch * (options.steps_per_execution or 1) - 1) * batch.nbytes_per_device
+    ahead += 0 if options.donate else state.nbytes_per_device
+    of_fit = ahead, options.steps_per_execution != 1
+    chosen = tuple(kernels), tuple(pipelines)
+    return StepProgram(lowered, state, batch, named, assumed, distribution, *chosen, *of_fit)
 
 
 def _completed(

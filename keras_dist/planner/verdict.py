@@ -14,12 +14,18 @@ from keras_dist.planner.propagation import Propagated
 from keras_dist.planner.roofline import Roofline, roofline
 from keras_dist.planner.targets import Target
 from keras_dist.planner.tracing import StepProgram
+from keras_dist.training.executions import RESIDENT_PART
 
 Tier = Literal["propagated", "compiled"]
 
+_MARGINS = {"tpu": 1.25}
 _MARGIN = 2
-"""Times the estimate bounds XLA's peak of intermediate results: 8 LSTM layers on v5e needed 1.55 times as much, since
-XLA copies the stacked arrays of loops (jax 0.10, libtpu 0.0.42)."""
+"""Times the estimate bounds XLA's peak of intermediate results in all layouts of docs/concepts/memory_estimates.md."""
+_COMPILE = "compile to decide: plan(..., compiles=True), or keras-dist plan --compile"
+_RESERVED_PART = 64
+"""Part of the memory of a TPU that XLA keeps for itself: 0.25 of the 16 GiB of v5e (libtpu 0.0.42)."""
+_ONE_PROCESS = 8
+"""Most devices of one process. Jobs of several processes keep no dataset on the devices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +36,12 @@ class Verdict:
         target: name of the machine.
         limit_nbytes: bytes of memory; 0 for a device that uses the memory of its host.
         least_nbytes: *exact*: bytes of state and batch.
-        most_nbytes: *propagated*: `least_nbytes`, a second batch, which `fit` transfers during a step, and twice the
-            estimated peak of intermediate results. XLA's programs needed up to 1.6 times the estimate.
+        ahead_nbytes: *exact*: bytes that `fit` adds; by default a second batch, transferred during a step.
+        resident_nbytes: *exact*: the largest dataset that `fit` would keep on the device; 0 with
+            `steps_per_execution=1` and in jobs of several processes.
+        most_nbytes: *propagated*: all of these, and a bound of the peak of intermediate results: the estimate, times
+            1.25 for TPUs and 2 for other devices.
+        opaque: operations whose memory is not in `most_nbytes`: with any, it is unknown whether the step fits.
         rooflines: least times of a step, by the tier that they are computed from.
         compiled: *compiled*: figures of XLA's program for the target; None if it was not compiled.
         note: why it was not compiled.
@@ -45,25 +55,32 @@ class Verdict:
     rooflines: Mapping[Tier, Roofline]
     compiled: CompiledFigures | None
     note: str = ""
+    ahead_nbytes: int = 0
+    resident_nbytes: int = 0
+    opaque: tuple[str, ...] = ()
     calibrated_seconds: float | None = None
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits into memory; None if not known before compilation, or on memory of the host."""
+        """Whether the step fits into memory; None if not known, or on memory of the host."""
         if not self.limit_nbytes:
             return None
-        if self.compiled is not None:
-            return self.compiled.fits
-        if self.least_nbytes > self.limit_nbytes:
+        if self.short_by_nbytes:
             return False
-        return True if self.most_nbytes <= self.limit_nbytes else None
+        if self.compiled is not None:
+            return True if self._needed_nbytes + self.resident_nbytes <= self.limit_nbytes else None
+        return True if self.most_nbytes <= self.limit_nbytes and not self.opaque else None
+
+    @property
+    def _needed_nbytes(self) -> int:
+        """Bytes without which the step cannot run."""
+        return self.compiled.peak_nbytes + self.ahead_nbytes if self.compiled else self.least_nbytes
 
     @property
     def short_by_nbytes(self) -> int:
         """Missing bytes of memory, at least; 0 if the step fits or this is not known."""
-        if self.fits is not False:
-            return 0
-        return self.compiled.short_by_nbytes if self.compiled else self.least_nbytes - self.limit_nbytes
+        limit = self.compiled.limit_nbytes if self.compiled else self.limit_nbytes
+        return max(0, self._needed_nbytes - limit) if limit else 0
 
     @property
     def roofline(self) -> Roofline:
@@ -82,11 +99,19 @@ class Verdict:
             tier = "compiled" if self.compiled else "exact: state and batch alone"
             return f"does not fit (short by {render_bytes(self.short_by_nbytes)} of {limit}; {tier})"
         if self.compiled is not None:
-            return f"fits ({render_bytes(self.compiled.peak_nbytes)} of {limit}; compiled)"
+            needed = f"{render_bytes(self._needed_nbytes)} of {limit}; compiled"
+            if self.fits:
+                return f"fits ({needed})"
+            kept = f"a dataset of up to {render_bytes(self.resident_nbytes)}, unless steps_per_execution=1"
+            return f"may fit ({needed}); fit may also keep {kept}"
+        if self.opaque:
+            more = f" and {len(self.opaque) - 1} more" if len(self.opaque) > 1 else ""
+            known = f"{render_bytes(self.most_nbytes)} of {limit}, propagated"
+            return f"unknown ({known}, without the memory of {next(iter(self.opaque))}{more}); {_COMPILE}"
         if self.fits:
             return f"fits (at most {render_bytes(self.most_nbytes)} of {limit}; propagated)"
         least, most = render_bytes(self.least_nbytes), render_bytes(self.most_nbytes)
-        return f"may fit (between {least}, exact, and {most}, propagated, of {limit}); compile to decide"
+        return f"may fit (between {least}, exact, and {most}, propagated, of {limit}); {_COMPILE}"
 
     @property
     def _time(self) -> str:
@@ -105,8 +130,8 @@ class Verdict:
             "fits": self.fits,
             "limit_nbytes": self.limit_nbytes,
             "short_by_nbytes": self.short_by_nbytes,
-            "exact": {"least_nbytes": self.least_nbytes},
-            "propagated": {"most_nbytes": self.most_nbytes, **times["propagated"]},
+            "exact": {name: getattr(self, name) for name in ("least_nbytes", "ahead_nbytes", "resident_nbytes")},
+            "propagated": {"most_nbytes": self.most_nbytes, "opaque": list(self.opaque), **times["propagated"]},
             "compiled": None if compiled is None else {**dataclasses.asdict(compiled), **times.get("compiled", {})},
             "calibrated": None if self.calibrated_seconds is None else {"step_seconds": self.calibrated_seconds},
             "note": self.note,
@@ -143,7 +168,12 @@ def judge(
             note = f"{error.summary} ({error.fix})"
     if compiled is not None and not compiled.note:
         rooflines["compiled"] = line(compiled.flops or step.flops, compiled)
-    batch = program.batch.nbytes_per_device
-    least = program.state.nbytes_per_device + batch
-    most = least + batch + _MARGIN * step.activation_nbytes
-    return Verdict(target.name, target.hbm_nbytes, least, most, rooflines, compiled, note)
+    least, limit = program.state.nbytes_per_device + program.batch.nbytes_per_device, target.hbm_nbytes
+    keeps_data = program.keeps_data and mesh.size <= _ONE_PROCESS and limit
+    resident = max(0, limit - program.state.nbytes_per_device) // RESIDENT_PART if keeps_data else 0
+    most = (
+        least + program.ahead_nbytes + resident + int(_MARGINS.get(target.platform, _MARGIN) * step.activation_nbytes)
+    )
+    most += limit // _RESERVED_PART if target.platform == "tpu" else 0
+    of_fit = program.ahead_nbytes, resident, step.opaque
+    return Verdict(target.name, limit, least, most, rooflines, compiled, note, *of_fit)

@@ -23,7 +23,7 @@ from jax._src import checkify, core, distributed, xla_bridge
 from jax._src.shard_map import shard_map_p
 from jax.sharding import PartitionSpec as P
 
-from keras_dist._unstable import jax_internals, sharding_origins
+from keras_dist._unstable import jax_internals, sharding_origins, shardy
 from tests.processes import Job, free_address
 
 RANDOM = np.random.default_rng(0)
@@ -190,6 +190,17 @@ def test_a_stream_does_not_ask_traced_counts_for_their_sharding(monkeypatch):
     monkeypatch.setattr(core.Tracer, "sharding", property(lambda self: asked.append(self) or sharding(self)))
     jax.make_jaxpr(lambda: nnx.Rngs(0).params())()
     assert not asked
+
+
+@avoided_by("shardy.copy_of: products replace operations of CHLO")
+def test_layouts_propagate_through_square():
+    mesh = jax.sharding.AbstractMesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=jax.sharding.NamedSharding(mesh, P("data")))
+    lowered = jax.jit(lambda x: jax.lax.square(jnp.sin(x))).trace(x).lower(lowering_platforms=("cpu",))
+    module = lowered.compiler_ir("stablehlo").operation.clone()
+    shardy.run_passes(module, "sdy-propagation-pipeline")
+    square = next(line for line in str(module).splitlines() if "square" in line)
+    assert "sdy.sharding" in square
 
 
 @avoided_by("shardy.with_origins: a process of its own")

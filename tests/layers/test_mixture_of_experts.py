@@ -159,6 +159,7 @@ def test_experts_stay_and_tokens_are_exchanged(preset):
     model = model_on(distribution, capacity_factor=1.0)
     report = model.plan(X, Y)
     assert not report.problems
+    assert report.kernels == ("4 experts over expert, with 6 slots of each for the 12 tokens of a row",)
     exchanges = [each for each in report.step.collectives if each.kind == "all_to_all"]
     assert [each.axes for each in exchanges] == [("expert",)] * 4  # forth and back, in both passes
     capacity, rows = math.ceil(2 * TOKENS / EXPERTS), ROWS // distribution.device_mesh.size
@@ -184,6 +185,25 @@ def test_a_rule_of_the_layer_and_classes_of_dims():
     assert found["experts"].size == EXPERTS and found["choices"].members == (("moe/router", 1),)
     tensor = kd.presets.tensor_parallel(lambda: model_on(one_device()), (X, Y), kd.DeviceMesh("data=4,model=2"))
     assert tensor.layout_map["moe/router"].axes[-1] is None
+
+
+def test_a_stack_of_experts():
+    def stacked(distribution):
+        kd.utils.set_random_seed(0)
+        with distribution.scope():
+            block = layers.MixtureOfExperts(EXPERTS, UNITS, capacity_factor=1.0, name="moe")
+            model = kd.Sequential([kd.Input((TOKENS, FEATURES)), layers.Stack(block, 3)])
+        model.compile(kd.optimizers.SGD(0.1), "mse")
+        return model
+
+    model, one = stacked(PRESETS["experts"]()), stacked(one_device())
+    losses = [each.fit(X, Y, batch_size=ROWS, verbose=0).history["loss"] for each in (model, one)]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+    dropped = [weight.numpy() for each in (model, one) for weight in each.weights if weight.name == "dropped"]
+    assert dropped[0].shape == (3, EXPERTS) and dropped[0].sum() > 0
+    np.testing.assert_array_equal(*dropped)
+    moved = model.plan(X, Y).step.nbytes_by_axes()
+    assert ("all_to_all", ("expert",)) in moved and not any(kind == "all_gather" for kind, _ in moved)
 
 
 def test_a_layout_is_found_for_it():

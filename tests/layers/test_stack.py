@@ -150,13 +150,13 @@ class Foreign(layers.Layer):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: layers.Stack(layers.Dense(2), 2)(X), "must have the shape and dtype of its input"),
+        (lambda: layers.Stack(layers.Dense(2), 2)(X), "must have the shape of its input"),
         (lambda: layers.Stack(Foreign(), 2)(X), "weights that `add_weight` did not create"),
         (
             lambda: layers.Stack(layers.Dense(4), 4, repeats=3),
             "`repeats` of layer 'stack' must be a divisor of depth=4",
         ),
-        (lambda: layers.Stack(layers.Dense, 4), "`layer` of layer 'stack' must be a layer"),
+        (lambda: layers.Stack(8, 4), "`layer` of layer 'stack' must be a layer"),
         (lambda: layers.Stack(layers.Dense(4), 0), "`depth` of layer 'stack' must be"),
     ],
 )

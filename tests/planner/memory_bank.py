@@ -1,12 +1,7 @@
-"""Models whose train steps are planned and compiled, to compare the planned memory with XLA's.
-
-`python -m tests.planner.memory_bank cpu:8` prints state and batch, the estimate, and what XLA allocates; with the
-extra `tpu` also for `v5e:2x4`.
-"""
+"""Models whose train steps are planned and compiled, to compare the planned memory with XLA's; see `memory_records`."""
 
 import dataclasses
 import functools
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +16,7 @@ from keras_dist.planner import propagate
 from keras_dist.planner.compiled import figures
 from keras_dist.planner.targets import as_target, devices
 from keras_dist.planner.tracing import StepProgram, trace_step
+from tests.planner.memory_records import Comparison
 
 WIDTH, HEADS, VOCAB, LENGTH, ROWS = 256, 8, 2048, 256, 1024  # intermediate results far larger than the 128 MiB of VMEM
 HEAD = WIDTH // HEADS
@@ -486,42 +482,21 @@ def distributed(name: str, target: str, is_stacked: bool) -> kd.Distribution:
     return kd.ModelParallel(rules, batch_dim_name="data")
 
 
-def traced(name: str, layout: str, target: str) -> StepProgram:
-    """Return the traced step of a case."""
+def traced(name: str, layout: str, target: str, rows: int | None = None) -> StepProgram:
+    """Return the traced step of a case, for batches of so many rows."""
     case, platform = BANK[name], as_target(target).platform
+    batch = jax.tree.map(lambda each: array(rows or each.shape[0], *each.shape[1:], dtype=each.dtype), case.batch)
     distribution = distributed(layout, target, "scanned" in name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rules that match nothing
-        return trace_step(case.factory, case.batch, distribution, "adam", case.loss, platform=platform)
+        return trace_step(case.factory, batch, distribution, "adam", case.loss, platform=platform)
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Bytes of a device: state and batch, and intermediate results by the estimate and by XLA."""
-
-    state: int
-    estimate: int
-    compiled: int
-
-    @property
-    def ratio(self) -> float:
-        """The estimate of the peak, divided by XLA's peak."""
-        return (self.state + self.estimate) / (self.state + self.compiled)
-
-
-def compared(name: str, layout: str, target: str, timeout_seconds: float = 600) -> Comparison:
+def compared(name: str, layout: str, target: str, rows: int | None = None, timeout_seconds: float = 3000) -> Comparison:
     """Plan and compile a case."""
-    program = traced(name, layout, target)
+    program = traced(name, layout, target, rows)
     estimate = propagate(program.lowered).activation_nbytes
     found = figures(program, target, timeout_seconds=timeout_seconds)
     state = found.argument_nbytes + max(0, found.output_nbytes - found.alias_nbytes)
-    return Comparison(state, estimate, found.temp_nbytes)
-
-
-if __name__ == "__main__":
-    kd.use_cpu_devices(8)
-    for name, case in BANK.items():
-        for layout in case.layouts:
-            each = compared(name, layout, sys.argv[1])
-            sizes = "".join(f"{size / 2**20:10.1f}" for size in (each.state, each.estimate, each.compiled))
-            print(f"{name:24} {layout:9} {sizes} MiB {each.ratio:6.2f}", flush=True)
+    rows = rows or jax.tree.leaves(BANK[name].batch)[0].shape[0]
+    return Comparison(name, layout, rows, state, estimate, found.temp_nbytes)

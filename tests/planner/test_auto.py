@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pathlib
+import re
 import time
 import tomllib
 
@@ -203,7 +204,8 @@ def test_it_keeps_to_a_limit_of_memory(unknown_machine):
     limit = min(each.nbytes for each in free.candidates)
     bound = kd.AutoParallel(MESH, memory_limit=limit + 1).search(factory, batch, "adam", loss)
     assert bound.best.nbytes <= limit + 1 < free.best.nbytes
-    assert (free.fits, bound.fits) == (None, True)
+    assert (free.fits, bound.fits) == (None, None), "as long as it is not compiled"
+    assert dataclasses.replace(bound, memory_limit=limit + bound.best.activation_nbytes).fits is True
 
 
 def test_nothing_fits():
@@ -215,6 +217,23 @@ def test_nothing_fits():
     assert found.best.nbytes == min(each.nbytes for each in found.candidates)
     compiled = dataclasses.replace(found.best, compiled_nbytes=9)
     assert dataclasses.replace(found, best=compiled).fits is True
+
+
+def test_the_smallest_is_compiled_if_the_best_do_not_fit(monkeypatch):
+    """Nothing is said not to fit before the layout that needs least was compiled."""
+    compiled = []
+
+    def compiling(self, candidate, *rest):
+        compiled.append(candidate)
+        factor = 10 if len(compiled) < 4 else 1
+        return dataclasses.replace(candidate, compiled_seconds=1.0, compiled_nbytes=factor * candidate.nbytes)
+
+    monkeypatch.setattr(kd.AutoParallel, "_compiled", compiling)
+    factory, batch, loss = STEPS["mlp, nnx"]
+    found = kd.AutoParallel(MESH, target="cpu:8", memory_limit=200_000).search(factory, batch, "adam", loss)
+    assert len(compiled) == 4 and min(each.nbytes for each in compiled[:3]) * 10 > 200_000
+    others = [each.nbytes for each in found.candidates if each.compiled_nbytes is None]
+    assert found.fits and found.best.nbytes == compiled[3].nbytes <= min(others)
 
 
 def test_blocks_are_computed_again_where_memory_counts():
@@ -269,6 +288,17 @@ def test_it_says_why():
     assert any(line == "sequence not sharded: 4 does not divide 6" for line in lines)
     text = str(found_for("block, nnx"))
     assert "Candidates, the best first" in text and "data=2, model=4" in text
+
+
+def test_its_text_is_readable_in_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = str(found_for("block, nnx")).splitlines()
+    assert max(map(len, lines)) <= 80
+    table = lines[lines.index("Candidates, the best first") + 1 :]
+    assert [cell.strip() for cell in re.split("[|\N{BOX DRAWINGS LIGHT VERTICAL}]", table[0])] == [
+        "mesh", "sharded", "least time", "memory", "moved"
+    ]  # fmt: skip
+    assert len(table) < 5 * 10, "lines for each candidate"
 
 
 def test_one_exchange_is_once_a_step():

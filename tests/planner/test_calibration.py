@@ -70,7 +70,8 @@ def test_the_file_keeps_the_newest_trainings(tmp_path):
     assert found.measurements[-1].measured_seconds == 0.4
 
 
-GOOD = {"compute_seconds": 0.1, "memory_seconds": 0.0, "communication_seconds": 0.0, "measured_seconds": 0.2}
+TIMES = {"compute": 0.1, "memory": 0.0, "communication": 0.0}
+GOOD = {"least_seconds": TIMES, "measured_seconds": 0.2}
 
 
 @pytest.mark.parametrize(
@@ -82,8 +83,9 @@ GOOD = {"compute_seconds": 0.1, "memory_seconds": 0.0, "communication_seconds": 
         json.dumps({"chip": "cpu", "measurements": []}),
         json.dumps({"chip": "cpu", "measurements": [GOOD] * 65}),
         json.dumps({"chip": "cpu", "measurements": [GOOD | {"measured_seconds": 0}]}),
-        json.dumps({"chip": "cpu", "measurements": [GOOD | {"compute_seconds": float("nan")}]}),
+        json.dumps({"chip": "cpu", "measurements": [GOOD | {"least_seconds": TIMES | {"compute": float("nan")}}]}),
         json.dumps({"chip": "cpu", "measurements": [GOOD | {"more": 1}]}),
+        json.dumps({"chip": "cpu", "measurements": [GOOD | {"least_seconds": {"compute": 0.1}}]}),
         json.dumps({"chip": "cpu", "measurements": [GOOD], "class": "os.system"}),
         json.dumps({"chip": "cpu", "measurements": [GOOD]}) + " " * 2**16,
     ],

@@ -1,7 +1,5 @@
 """Steps whose collectives are not marked as estimates move in XLA's program what was propagated."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +35,10 @@ def grouped(x, query, key, value, out):
 def halves(x, into, out):
     value, gate = jnp.split(x @ into, 2, axis=-1)
     return (value * jax.nn.silu(gate)) @ out
+
+
+def biased(x, into, bias, out):
+    return jax.nn.relu(x @ into + bias) @ out
 
 
 def joined(x, up, gate, out):
@@ -87,6 +89,7 @@ EXACT = {
     "fused queries, keys and values": (fused, X, P("data"), [((16, 48), COLUMNS), ((16, 16), ROWS_OF)]),
     "heads that the mesh divides": (grouped, X, P("data"), [*[((16, 16), COLUMNS)] * 3, ((16, 16), ROWS_OF)]),
     "gated halves": (halves, X, P("data"), [((16, 64), COLUMNS), ((32, 16), ROWS_OF)]),
+    "a whole bias of split features": (biased, X, P("data"), [((16, 64), COLUMNS), ((64,), P()), ((64, 16), ROWS_OF)]),
     "joined features": (joined, X, P("data"), [((16, 32), COLUMNS), ((16, 16), COLUMNS), ((48, 16), P())]),
     "rows of images": (convolved, IMAGE, P("data", "model"), [((3, 3, 4, 8), P()), ((3, 3, 8, 4), P())]),
     "statistics of batches": (normalized, (8, 16), P(("data", "model")), [((16, 8), P())]),
@@ -113,7 +116,7 @@ MARKED = {
 }
 
 
-def lowered(function, shape, layout, weights):
+def lowered(function, shape, layout, weights, platform="cpu"):
     mesh = jax.make_mesh(tuple(SIZES.values()), tuple(SIZES), axis_types=(AxisType.Auto,) * 2)
 
     def array(shape, spec):
@@ -126,7 +129,11 @@ def lowered(function, shape, layout, weights):
         return jnp.sum(function(*arguments) ** 2)
 
     step = jax.value_and_grad(loss, argnums=tuple(range(len(arguments))))
-    return jax.jit(step, out_shardings=(NamedSharding(mesh, P()), shardings)).lower(*arguments)
+    return (
+        jax.jit(step, out_shardings=(NamedSharding(mesh, P()), shardings))
+        .trace(*arguments)
+        .lower(lowering_platforms=(platform,))
+    )
 
 
 def compiled_nbytes(program):
@@ -193,13 +200,20 @@ def test_the_report_says_which_figures_are_estimates():
     assert "estimate" not in str(kd.plan(lambda: plain, x, kd.ModelParallel(rules)))
 
 
-def test_axes_of_different_dims_are_reduced_one_after_the_other():
-    found = propagate(lowered(*EXACT["positions"])).collectives
-    axes = {each.axes for each in found}
-    assert axes == {("data",), ("model",)}
-    by_axis = {axis: sorted(each.nbytes for each in found if each.axes == axis) for axis in axes}
-    for one, other in itertools.pairwise(by_axis.values()):
-        assert one == other
+def test_xla_for_cpus_reduces_axes_of_different_dims_one_after_the_other():
+    on_cpu, on_tpu = (
+        propagate(lowered(*EXACT["positions"], platform=name)).nbytes_by_axes() for name in ("cpu", "tpu")
+    )
+    nbytes = 4 * (16 * 64 + 32 * 16 + 1)
+    assert on_cpu == {("all_reduce", ("data",)): nbytes, ("all_reduce", ("model",)): nbytes}
+    assert on_tpu == {("all_reduce", ("data", "model")): nbytes}  # as libtpu 0.0.42 compiles it
+
+
+def test_borders_of_images_are_estimates_on_tpus():
+    """libtpu 0.0.42 permutes 3,072 bytes instead of 4,608: gradients use the borders of the forward pass."""
+    found = propagate(lowered(*EXACT["rows of images"], platform="tpu"))
+    assert found.nbytes_by_axes()["collective_permute", ("model",)] == 4608
+    assert {each.operation for each in found.estimates} == {"conv_general_dilated"}
 
 
 def test_weights_that_compute_in_bfloat16_move_in_bfloat16():

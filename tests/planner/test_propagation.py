@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental import pallas as pl
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -220,3 +221,14 @@ def test_reductions_that_are_only_added_are_one_for_tpus():
     kept = jax.jit(both, out_shardings=NamedSharding(mesh, P())).trace(x, columns, columns)
     found = propagate(kept.lower(lowering_platforms=("tpu",)))
     assert not any(each.is_joined for each in found.collectives), "one of them is a result itself"
+
+
+def test_kernels_count_what_they_read_and_write():
+    def double(source, target):
+        target[...] = 2 * source[...]
+
+    x = jax.ShapeDtypeStruct((256, 128), jnp.float32)
+    kernel = pl.pallas_call(double, out_shape=x)
+    program = jax.jit(lambda x: jnp.sin(kernel(jnp.sin(x)))).trace(x).lower(lowering_platforms=("tpu",))
+    array = 4 * 256 * 128
+    assert propagate(program).accessed_nbytes == 2 * array + 2 * array  # of the step, and of the kernel

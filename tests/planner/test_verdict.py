@@ -1,11 +1,15 @@
 """Whether a step fits on a machine that is not there, and how long it takes there, by tier."""
 
 import dataclasses
+import functools
+import html
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import keras_dist as kd
 from keras_dist import layers
@@ -13,6 +17,7 @@ from keras_dist.errors import ConfigError, MeshError, UnknownNameError
 
 GIB = 2**30
 SIZE = 16384
+MESH = kd.DeviceMesh("data=8", devices=kd.planner.devices("v5e:2x4"))
 
 
 def factory():
@@ -33,9 +38,88 @@ def test_it_fits_where_the_upper_bound_does():
     assert report.fits is True and report.exit_code == 0
     assert report.verdict.limit_nbytes == 16 * GIB
     assert state < report.verdict.least_nbytes < state + 2**22
-    most = report.verdict.least_nbytes + report.batch.nbytes_per_device + 2 * report.step.activation_nbytes
-    assert report.verdict.most_nbytes == most, "a second batch, and twice the estimate"
+    verdict = report.verdict
+    assert verdict.ahead_nbytes == report.batch.nbytes_per_device, "a second batch"
+    assert verdict.resident_nbytes == (16 * GIB - report.state.nbytes_per_device) // 8, "a dataset that fit keeps"
+    known = verdict.least_nbytes + verdict.ahead_nbytes + verdict.resident_nbytes + 16 * GIB // 64
+    assert verdict.most_nbytes == known + int(1.25 * report.step.activation_nbytes)
     assert "fits (at most" in str(report)
+
+
+def small(**options):
+    """The verdict of a small model for a TPU, compiled with these options."""
+    with kd.DataParallel(kd.DeviceMesh("data=8")).scope():
+        model = kd.Sequential([kd.Input((64,)), layers.Dense(64, use_bias=False)])
+    model.compile("sgd", "mse", **options)
+    x = jax.ShapeDtypeStruct((512, 64), np.float32)
+    return kd.plan(model, (x, x), kd.DataParallel(MESH), target="v5e:2x4", compiles=False).verdict
+
+
+def test_executions_ahead_hold_their_batches():
+    batch = 2 * 4 * 512 * 64 // 8
+    assert small().ahead_nbytes == batch
+    assert small(prefetch=4).ahead_nbytes == 3 * batch
+    assert small(prefetch=2, steps_per_execution=5).ahead_nbytes == 9 * batch
+    assert small(prefetch=1).ahead_nbytes == 0
+
+
+def test_a_dataset_is_kept_where_several_steps_may_run_at_once():
+    assert small().resident_nbytes > GIB
+    assert small(steps_per_execution=1).resident_nbytes == 0
+    assert planned(8, "v5e:4x4", "data=2,model=8").verdict.resident_nbytes == 0, "several processes"
+
+
+def test_results_of_two_steps_in_flight_are_held_where_the_state_is_not_donated():
+    kept, donated = small(donate=False), small()
+    assert kept.ahead_nbytes - donated.ahead_nbytes >= 4 * 64 * 64
+
+
+def compiled_to(peak, limit=16 * GIB):
+    """A verdict with the figures of a compiled program."""
+    known = dict(argument_nbytes=0, output_nbytes=0, alias_nbytes=0, temp_nbytes=0, collectives=(), flops=0)
+    known |= dict(accessed_nbytes=0, seconds_to_compile=0.0, peak_nbytes=peak, limit_nbytes=limit)
+    return dataclasses.replace(small(), compiled=kd.planner.CompiledFigures("v5e:2x4", **known))
+
+
+def test_a_compiled_step_fits_with_what_fit_adds():
+    extra = small()
+    assert compiled_to(GIB).fits is True
+    least = compiled_to(16 * GIB - extra.ahead_nbytes + 1)
+    assert least.fits is False and least.short_by_nbytes == 1
+    between = compiled_to(16 * GIB - extra.resident_nbytes)
+    assert between.fits is None and "steps_per_execution=1" in str(between)
+    assert compiled_to(int(15.9 * GIB), int(15.75 * GIB)).fits is False, "the limit of XLA's message"
+
+
+class Kernel(nnx.Module):
+    """A layer that calls a kernel, or maps a function over shards."""
+
+    def __init__(self, rngs, call):
+        self.first, self.call = nnx.Linear(64, 64, rngs=rngs), call
+
+    def __call__(self, x):
+        return self.call(self.first(x))
+
+
+OPAQUE = {
+    "the kernel tpu_custom_call": lambda x: jax.ffi.ffi_call("tpu_custom_call", x)(jax.lax.stop_gradient(x)) + x,
+    "cholesky": lambda x: jnp.linalg.cholesky(jax.lax.stop_gradient(x.T @ x)) @ x.T,
+}
+
+
+@pytest.mark.parametrize("name", OPAQUE)
+def test_a_step_with_operations_of_unknown_memory_is_never_said_to_fit(name):
+    x = jax.ShapeDtypeStruct((512, 64), np.float32)
+    factory = functools.partial(Kernel, call=OPAQUE[name])
+    report = kd.plan(factory, x, kd.DataParallel(MESH), "sgd", target="v5e:2x4", compiles=False)
+    assert report.fits is None and report.exit_code == 3
+    assert report.verdict.most_nbytes < 16 * GIB and any(name in each for each in report.verdict.opaque)
+    text = str(report.verdict)
+    assert "v5e:2x4: unknown (" in text and f"without the memory of {report.verdict.opaque[0]}" in text
+    assert "keras-dist plan --compile" in text and text in html.unescape(report._repr_html_())
+    assert report.to_dict()["verdict"]["propagated"]["opaque"] == list(report.verdict.opaque)
+    assert dataclasses.replace(report.verdict, compiled=compiled_to(GIB).compiled).fits is True
+    assert dataclasses.replace(report.verdict, limit_nbytes=1).fits is False, "the state alone is too large"
 
 
 def test_it_does_not_fit_where_the_state_alone_is_too_large():
@@ -48,7 +132,7 @@ def test_it_does_not_fit_where_the_state_alone_is_too_large():
 
 def test_between_the_bounds_only_compiling_tells():
     report = planned(2**16)
-    assert report.fits is None and report.exit_code == 0
+    assert report.fits is None and report.exit_code == 3
     assert "compile to decide" in str(report.verdict)
     enough = dataclasses.replace(report.verdict, limit_nbytes=report.verdict.most_nbytes)
     assert enough.fits is True and enough.short_by_nbytes == 0

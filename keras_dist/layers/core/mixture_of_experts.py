@@ -22,7 +22,7 @@ from keras_dist import activations
 from keras_dist._support.arguments import argument_error, check_int, check_number, check_optional, check_size
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.distribution.tracing import may_use_kernels, traced_distribution
+from keras_dist.distribution.tracing import may_use_kernels, note_kernel, traced_distribution
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -78,9 +78,10 @@ class MixtureOfExperts(Layer):
     `routed` and `dropped` (num_experts,) are exact counts of the last training step: choices of each expert before
     dropping, and dropped ones.
 
-    The weights `experts_gate`, `experts_up` and `experts_down` are sharded by expert with `kd.presets.experts(mesh)`, a
-    rule `".*experts_(gate|up|down)"` or `kernel_layout=`, and the layout `("expert", None, None)`. Tokens are then
-    exchanged by all-to-all. Compiled steps never gather the dim of the experts, also under `FullySharded` and where the
+    The weights `experts_gate`, `experts_up` and `experts_down` are sharded by expert with `kd.presets.experts(mesh)`,
+    or with `axis_names={"experts": "expert"}` of a strategy; also by a rule `".*experts_(gate|up|down)"`, or by
+    `kernel_layout=`, with the layout `("expert", None, None)`. Tokens are then exchanged by all-to-all. `kd.plan` names
+    the axis and the slots. Compiled steps never gather the dim of the experts, also under `FullySharded` and where the
     batch is sharded over the same axis. The rows of the batch should be sharded over that axis too.
 
     Args:
@@ -157,12 +158,12 @@ class MixtureOfExperts(Layer):
         """
         features, count, shared = input_shape[-1], self.num_experts, self.shared_experts * self.units
         self.router = self.add_weight((features, count), autocast=False, name="router")
-        self.router.set_metadata(dim_names=(*[None] * (self.router.ndim - 1), "choices"))
+        self.router.set_metadata(dim_names=(None, "choices"))
         for name in ("gate", "up", "down") if self.gated else ("up", "down"):
             shape = (self.units, features) if name == "down" else (features, self.units)
             each = each_slice(self.kernel_initializer, 1)
             kernel = self._add_kernel(f"experts_{name}", (count, *shape), each, self.kernel_layout)
-            kernel.set_metadata(dim_names=(*[None] * (kernel.ndim - 3), "experts", None, None))
+            kernel.set_metadata(dim_names=("experts", None, None))
             setattr(self, f"experts_{name}", kernel)
             if shared:
                 shape = (shared, features) if name == "down" else (features, shared)
@@ -175,7 +176,7 @@ class MixtureOfExperts(Layer):
         """Return the outputs (batch, ..., features); tokens where the `mask` (batch, ...) is False have no experts."""
         x = inputs.reshape(len(inputs), -1, inputs.shape[-1])
         kept = jnp.ones(x.shape[:2], bool) if mask is None else jnp.asarray(mask, bool).reshape(x.shape[:2])
-        by_row, by_expert = self._constraints(len(x))
+        by_row, by_expert = self._constraints(*x.shape[:2])
         routes = self._routes(by_row(x), kept, by_row)
         if training:
             self.routed.assign(routes.routed)
@@ -241,7 +242,7 @@ class MixtureOfExperts(Layer):
         hidden[0] = hidden[0] if self.activation is None else self.activation(hidden[0])
         return jnp.einsum(equation, math.prod(hidden[1:], start=hidden[0]), kernels["down"])
 
-    def _constraints(self, rows: int) -> tuple[_Constraint, _Constraint]:
+    def _constraints(self, rows: int, tokens: int) -> tuple[_Constraint, _Constraint]:
         """Return constraints of arrays (rows, ...) by row and of slots (rows, experts, ...) by expert.
 
         They do nothing where the experts are not sharded, or the mesh does not divide the rows.
@@ -253,6 +254,9 @@ class MixtureOfExperts(Layer):
         mesh, batch = distribution.device_mesh, axis_tuple(distribution.get_data_layout((rows,)).axes[0])
         if rows % mesh.axis_size(batch):
             return _unchanged, _unchanged
+
+        slots = f"{self._capacity(tokens)} slots of each for the {tokens} tokens of a row"
+        note_kernel(f"{self.num_experts} experts over {' + '.join(axes)}, with {slots}")
 
         def constraint(*axes: tuple[str, ...]) -> _Constraint:
             sharding = NamedSharding(mesh.backend_mesh, PartitionSpec(*axes))

@@ -33,9 +33,9 @@ class Stack(Wrapper):
     `batch_dim_name=("data", "stage")` divides their rows among them.
 
     Args:
-        block: the layer that is repeated, such as a `Sequential` or functional model, or a function without arguments
-            that returns it. A layer that has weights is made again from its config. The output has the shape and dtype
-            of the input.
+        block: the layer that is repeated, such as a `Sequential` or functional model, or a class or function that
+            makes it. A layer that has weights is made again from its config. The output has the shape of the
+            input.
         depth: number of blocks.
         remat: whether the backward pass computes each block again, instead of keeping its intermediate values.
         repeats: times that a micro-batch passes all stages of a pipeline. With 1 the schedule is GPipe: a stage holds
@@ -44,8 +44,8 @@ class Stack(Wrapper):
         **kwargs: see `Layer`.
 
     Raises:
-        ModelError: `block` is not a layer, its output has another shape or dtype than its input, or a weight was not
-            created by `add_weight`; or `repeats` does not divide `depth`.
+        ModelError: `block` is not a layer, its output has another shape than its input, or a weight was not created by
+            `add_weight`; or `repeats` does not divide `depth`.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -78,7 +78,7 @@ class Stack(Wrapper):
         if depth % repeats:
             expected = f"a divisor of depth={depth}"
             raise argument_error("repeats", repeats, expected, layer=self.name, example=1)
-        self.supports_masking = True
+        self.supports_masking, self.autocast = True, False
 
     @property
     def block(self) -> Layer:
@@ -91,10 +91,11 @@ class Stack(Wrapper):
         dims = (self.depth,) if self.repeats == 1 else (self.repeats, self.depth // self.repeats)
         with stacked_weights(*dims):
             outputs = build_before(self.block, inputs)
-        given, expected = (f"{value.dtype}{list(value.shape)}" for value in (outputs, inputs))
-        if given != expected:
-            summary = f"the output of a block of layer {self.name!r} must have the shape and dtype of its input"
+        if outputs.shape != inputs.shape:
+            summary = f"the output of a block of layer {self.name!r} must have the shape of its input"
+            given, expected = (f"shape {shape}" for shape in (outputs.shape, inputs.shape))
             raise ModelError(summary, given=given, expected=expected, fix="add a layer at the end of the block")
+        self.output_dtype = str(outputs.dtype)  # a functional model adds to its inputs in float32
         foreign = [weight.path for weight in self.block._weights_so_far() if weight.shape[: len(dims)] != dims]
         if foreign:
             summary = f"the block of layer {self.name!r} has weights that `add_weight` did not create in `build`"
@@ -114,13 +115,14 @@ class Stack(Wrapper):
 
         rows = {"mask": mask}
         options = {"repeats": self.repeats, "remat": self.remat}
+        inputs = inputs.astype(self.output_dtype)
         return scan_layers(self.block, call, inputs, jnp.arange(self.depth), rows, pipelines=True, **options)
 
 
 def _unbuilt(block: Any) -> Any:
     """Return the block that is given or that a function returns; made again from its config, if it has weights."""
     with without_weights():
-        if not isinstance(block, Layer | type) and callable(block):
+        if callable(block) and not isinstance(block, Layer):
             block = block()
         if isinstance(block, Layer) and block._weights_so_far():
             block = type(block).from_config(block.get_config())

@@ -1,0 +1,112 @@
+"""Recorded memory of the models of `memory_bank`, by the estimate and by XLA, and the page that lists it.
+
+`python -m tests.planner.memory_records v5e:2x4 MLP/fsdp` compiles cases and records them, without names all; TPUs need
+the extra `tpu`, and minutes for each case. Without arguments it writes the page again.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+FILE = pathlib.Path(__file__).with_suffix(".json")
+PAGE = pathlib.Path(__file__).parents[2] / "docs/concepts/memory_estimates.md"
+WITHIN, LEAST = 0.15, 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Bytes of a device: state and batch, and intermediate results by the estimate and by XLA."""
+
+    name: str
+    layout: str
+    rows: int
+    state: int
+    estimate: int
+    compiled: int
+
+    @property
+    def ratio(self) -> float:
+        """The estimate of the peak, divided by XLA's peak."""
+        return (self.state + self.estimate) / (self.state + self.compiled)
+
+
+def recorded() -> dict[str, list[Comparison]]:
+    """Return the recorded comparisons by target."""
+    return {target: [Comparison(**each) for each in cases] for target, cases in json.loads(FILE.read_text()).items()}
+
+
+def record(target: str, found: list[Comparison]) -> None:
+    """Add comparisons to the file, or replace them in it."""
+    cases = recorded()
+    known = {(each.name, each.layout): each for each in [*cases.get(target, []), *found]}
+    cases[target] = sorted(known.values(), key=lambda each: (each.name.lower(), each.layout))
+    lines = {name: [json.dumps(dataclasses.asdict(each)) for each in those] for name, those in cases.items()}
+    text = ",\n".join(f'"{name}": [\n' + ",\n".join(those) + "\n]" for name, those in lines.items())
+    FILE.write_text("{\n" + text + "\n}\n")
+
+
+def summary(cases: list[Comparison]) -> str:
+    """Return a sentence on the ratios."""
+    ratios = sorted(each.ratio for each in cases)
+    within, below = sum(abs(each - 1) <= WITHIN for each in ratios), sum(each < LEAST for each in ratios)
+    counts = f"{within} of {len(ratios)} within 15 % of XLA's peak, {below} below {LEAST} of it"
+    return f"{counts}; smallest ratio {ratios[0]:.2f}, median {ratios[len(ratios) // 2]:.2f}, largest {ratios[-1]:.2f}."
+
+
+def page() -> str:
+    """Return the text of the page."""
+    parts = [_HEAD]
+    for target, cases in sorted(recorded().items(), reverse=True):
+        lines = [f"## {_TITLES[target]}", "", summary(cases), "", _COLUMNS, "|---|---|---:|---:|---:|---:|---:|"]
+        for each in cases:
+            sizes = " | ".join(f"{size / 2**20:,.0f}" for size in (each.state, each.estimate, each.compiled))
+            lines.append(f"| {each.name} | {each.layout} | {each.rows:,} | {sizes} | {each.ratio:.2f} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+_TITLES = {"v5e:2x4": "TPU v5e, 8 devices", "cpu:8": "8 CPU devices"}
+_COLUMNS = "| model | layout | rows | state and batch | estimate | compiled | peak, estimate / compiled |"
+_HEAD = """# Memory estimates
+
+A plan has three figures for the memory of a device. State and batch are *exact*. Intermediate results are an estimate
+from the *propagated* program. The *compiled* peak is XLA's.
+
+Before compilation, a plan says "fits" only if all of this fits: state, batch, the batches that `fit` transfers ahead,
+the largest dataset that `fit` would keep on the device, and a bound of intermediate results. The bound is 1.25 times
+the estimate for TPUs, and 2 times for others. Between the bounds the plan says "may fit". It says "unknown" where
+the program contains operations whose memory the estimate does not include: custom kernels, `jax.shard_map`, FFTs,
+Cholesky factors, triangular solves. With `--compile`, the default, the plan has the peak of XLA's program if the extra
+for the target is installed. The exit code of `keras-dist plan` is 1 for a step that does not fit, and 3 where this is
+not known.
+
+## What the estimate models
+
+- Results of products, convolutions, lookups, reductions, collectives and loops are allocated until their last use.
+- Elementwise operations are computed where they are needed. CPUs and GPUs keep the results of costly ones, such as
+  `exp`, that have several readers, and the operands of products.
+- XLA for TPUs rounds float32 operands of products of default precision to bfloat16. Arrays that only such products read
+  take half the bytes, also in the stacked arrays of loops. Operands of products are computed in the product.
+- Donated arguments, views and updates in place need no memory of their own.
+
+It does not model the 128 MiB of VMEM, in which XLA for TPUs keeps arrays: small programs need less HBM than estimated.
+On CPUs it does not model that XLA undoes `remat` outside of loops, gathers all weights of a fully sharded layout early,
+and joins reductions. CPU devices have no memory limit, so no verdict depends on it there. No GPU was measured.
+
+The tables compare train steps with Adam, compiled by jax 0.10.2 and libtpu 0.0.42 at XLA's default optimization level,
+in MiB on one device. `python -m tests.planner.memory_records` writes this page."""
+
+
+if __name__ == "__main__":
+    import keras_dist as kd
+
+    kd.use_cpu_devices(8)
+    from tests.planner import memory_bank
+
+    if len(sys.argv) > 1:
+        cases = [(name, layout) for name, case in memory_bank.BANK.items() for layout in case.layouts]
+        for name, layout in cases:
+            if len(sys.argv) == 2 or f"{name}/{layout}" in sys.argv[2:]:
+                record(sys.argv[1], [memory_bank.compared(name, layout, sys.argv[1])])
+    PAGE.write_text(page())
