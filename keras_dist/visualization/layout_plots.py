@@ -22,6 +22,7 @@ _HUES = {"parameter": 212, "slot": 262, "statistic": 162, "state": 132, "gradien
 _KINDS = {"all_reduce": 212, "all_gather": 32, "reduce_scatter": 162, "all_to_all": 292, "collective_permute": 352}
 _OTHER_HUE = 92
 _MOST_LINES = 16
+_LONGEST_RULE = 30  # [characters] in a heading
 _LEAST_SHARE = 0.001  # of the largest role, to be drawn
 
 
@@ -139,7 +140,7 @@ def _state(plan: Any) -> LayoutPlan:
 
 
 def _heading(shards: ShardPicture) -> str:
-    rule = "" if shards.rule is None else f", rule {shards.rule}"
+    rule = f", rule {shards.rule}" if shards.rule and len(shards.rule) <= _LONGEST_RULE else ""
     layout, each = render_axes(shards.axes), render_bytes(shards.nbytes_per_device)
     return f"{shards.path}: {render_shape(shards.shape)} {shards.dtype}, {layout}{rule}; {each} on each device"
 

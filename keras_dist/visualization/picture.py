@@ -24,6 +24,7 @@ _CHARACTER_PIXELS = 6.9
 _BAR_PIXELS = (220, 16, 26)  # longest bar, height, distance between bars
 _MARGIN, _GAP, _HEADING = 12, 28, 24  # around a picture, between drawings, above them
 _BAR_CHARACTERS = 24
+_LEAST_WIDTH = 560  # [pixels] of a picture in a notebook
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Picture:
             ModelError: the theme is unknown.
         """
         width, height = (math.ceil(size + 2 * _MARGIN) for size in (self.drawing.width, self.drawing.height))
-        style, paper = "max-width: 100%; height: auto", ""
+        style, paper = f"max-width: 100%; min-width: {min(width, _LEAST_WIDTH)}px; height: auto", ""
         if theme is not None:
             ink, colour = _INK_AND_PAPER[check_option("theme", theme, tuple(_INK_AND_PAPER), "")]
             style, paper = f"color: {ink}", f'<rect width="{width}" height="{height}" rx="6" fill="{colour}"/>'
@@ -95,7 +96,7 @@ class Picture:
             write_text(file, content)
 
     def _repr_html_(self) -> str:
-        return self.svg()
+        return f'<div style="overflow-x: auto">{self.svg()}</div>'  # wide pictures scroll on telephones
 
     def __str__(self) -> str:
         return render(*self.text)
