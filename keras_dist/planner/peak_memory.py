@@ -45,10 +45,14 @@ _FROM_MEMORY = _named(
 _PRODUCTS = _named("convolution dot_general")
 _MOVES = _VIEWS | _named("broadcast_in_dim concatenate convert dynamic_slice dynamic_update_slice slice transpose")
 """Operations whose results have the elements of their operands."""
-_OPAQUE = _named("cholesky custom_call fft triangular_solve") | {"sdy.manual_computation"}
+_OPAQUE = _named("cholesky custom_call fft triangular_solve")
 """Operations that may need memory beside their results."""
-_WITHOUT_MEMORY = ("Sharding", "SPMD", "annotate_device_placement", "cu_threefry", "xla.sdy", "xla_ffi_p", "xla_python")
-"""Beginnings of names of custom calls without such memory: annotations, random bits, callbacks of the host."""
+_WITHOUT_MEMORY = (
+    *("Sharding", "SPMD", "annotate_device_placement", "cu_threefry", "xla.sdy", "xla_ffi_p", "xla_python"),
+    "tpu_custom_call",
+)
+"""Beginnings of names of custom calls without such memory: annotations, random bits, callbacks of the host, and kernels
+of Pallas for TPUs, whose intermediate results are in VMEM."""
 _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 _WITH_BLOCKS = (*_named("case if while"), "sdy.manual_computation")
 
@@ -59,7 +63,7 @@ class PeakMemory:
 
     Attributes:
         nbytes: bytes, without what `opaque` operations need beside their results.
-        opaque: operations of unknown needs: kernels, manual regions of `jax.shard_map`, decompositions.
+        opaque: operations of unknown needs: kernels for GPUs, FFTs, decompositions.
     """
 
     nbytes: int
@@ -167,7 +171,7 @@ class _Reader:
 
 def _opaque(operation: Any) -> str:
     """Describe an operation of unknown memory; empty if it needs none."""
-    name = operation.name.rpartition(".")[2].replace("manual_computation", "shard_map")
+    name = operation.name.rpartition(".")[2]
     layer = layer_in(name_of(operation))
     if name == "custom_call":
         target = text_of(operation.attributes["call_target_name"])

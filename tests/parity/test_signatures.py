@@ -21,6 +21,7 @@ EXCEPTIONS = [
     ("distribution.DataParallel", "shard_optimizer", EXTRA, "ZeRO-1"),
     ("distribution.DeviceMesh", "axis_names", DEFAULT, "sizes by name bring their names"),
     ("distribution.DeviceMesh", "dcn_shape", EXTRA, "of slices or processes"),
+    ("distribution.ModelParallel", "sequence_axis", EXTRA, "attention in a ring"),
     ("distribution.ModelParallel", "strict", EXTRA, "rules without effect are errors"),
     ("distribution.ModelParallel", "axis_names", EXTRA, "of what names in sharding metadata stand for"),
     ("distribution.initialize", "*_timeout_s", EXTRA, "how long processes wait for each other"),

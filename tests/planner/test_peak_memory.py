@@ -125,9 +125,9 @@ def test_operations_of_unknown_memory_are_named():
     mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
     mapped = jax.jit(jax.shard_map(jnp.sin, mesh=mesh, in_specs=P("data"), out_specs=P("data")))
     x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P("data")))
-    assert propagate(mapped.trace(x).lower(lowering_platforms=("tpu",))).opaque == ("shard_map",)
+    assert propagate(mapped.trace(x).lower(lowering_platforms=("tpu",))).opaque == ()
 
-    for name, expected in (("xla_ffi_python_cpu_callback", ()), ("tpu_custom_call", ("the kernel tpu_custom_call",))):
+    for name, expected in (("tpu_custom_call", ()), ("__cudnn$fmhaSoftmax", ("the kernel __cudnn$fmhaSoftmax",))):
         assert figures_of(lambda x, name=name: jax.ffi.ffi_call(name, x)(x), *shapes).opaque == expected
 
 

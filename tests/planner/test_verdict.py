@@ -102,7 +102,7 @@ class Kernel(nnx.Module):
 
 
 OPAQUE = {
-    "the kernel tpu_custom_call": lambda x: jax.ffi.ffi_call("tpu_custom_call", x)(jax.lax.stop_gradient(x)) + x,
+    "the kernel of_mine": lambda x: jax.ffi.ffi_call("of_mine", x)(jax.lax.stop_gradient(x)) + x,
     "cholesky": lambda x: jnp.linalg.cholesky(jax.lax.stop_gradient(x.T @ x)) @ x.T,
 }
 
