@@ -6,7 +6,7 @@ import concurrent.futures
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -74,6 +74,7 @@ def lower_with(
     instead: Callable[[list[Any]], Mapping[Any, Callable[..., Any]]],
     platform: str | None = None,
     look: Callable[[Any], None] = lambda jaxpr: None,
+    weights: Collection[tuple[Any, ...]] = (),
 ) -> jax.stages.Lowered:
     """Lower a jitted program for these arguments or shapes, with some primitives computed by other functions.
 
@@ -84,6 +85,7 @@ def lower_with(
             primitives, and may call it.
         platform: the platform to lower for; by default the platform of the devices.
         look: called with the jaxpr.
+        weights: shapes and layouts of weights; `instead` does not get the constraints to these.
     """
 
     def rule(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,7 +98,8 @@ def lower_with(
 
     traced = program.trace(*arguments)
     look(traced.jaxpr.jaxpr)
-    functions = instead(list(_constraints_in(traced.jaxpr.jaxpr)))
+    constraints = _constraints_in(traced.jaxpr.jaxpr)
+    functions = instead([axes for shape, axes in constraints if (shape, axes) not in weights])
     rules: Any = tuple((primitive, rule(function)) for primitive, function in functions.items())
     parameters = mlir.LoweringParameters(override_lowering_rules=rules)
     platforms = None if platform is None else (platform,)
@@ -108,13 +111,14 @@ def arguments_kept(lowered: jax.stages.Lowered) -> list[int]:
     return sorted(lowered._lowering.compile_args["kept_var_idx"])  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _constraints_in(jaxpr: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield the layouts to which a jaxpr, and jaxprs inside it, constrain arrays: mesh axes of each dim."""
+def _constraints_in(jaxpr: Any) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
+    """Yield shapes and layouts to which a jaxpr, and jaxprs inside it, constrain arrays: mesh axes of each dim."""
     for equation in jaxpr.eqns:
         sharding = equation.params.get("sharding")
         if equation.primitive.name == "sharding_constraint" and isinstance(sharding, jax.sharding.NamedSharding):
             spec = [None if axis is jax.sharding.PartitionSpec.UNCONSTRAINED else axis for axis in sharding.spec]
-            yield (*spec, *[None] * (equation.outvars[0].aval.ndim - len(spec)))
+            shape = equation.outvars[0].aval.shape
+            yield shape, (*spec, *[None] * (len(shape) - len(spec)))
         for inner in core.jaxprs_in_params(equation.params):
             yield from _constraints_in(inner)
 

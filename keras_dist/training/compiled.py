@@ -112,6 +112,7 @@ class CompiledSteps:
         places = {False: self._replicated, True: sharding_of_rows(distribution)} if several else {}
         self._outputs_at = {local: jax.jit(lambda outputs: outputs, out_shardings=at) for local, at in places.items()}
         self._layouts_of = _layouts_of_tensors(distribution)
+        self._unwindowed = _without_windows(plan)
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
         self._shapes_ever: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -273,7 +274,7 @@ class CompiledSteps:
         rules = functools.partial(
             xla_workarounds.lowering_rules, self._mesh.backend_mesh, self._mesh.platform, self._layouts_of
         )
-        return jaxprs.lower_with(program, arguments, rules, platform, self._warn_of_splits)
+        return jaxprs.lower_with(program, arguments, rules, platform, self._warn_of_splits, self._unwindowed)
 
     def _warn_of_splits(self, jaxpr: Any) -> None:
         """Warn once of weights that a `shard_map` of the module splits and that no rule shards."""
@@ -416,6 +417,14 @@ def _layouts_of_tensors(distribution: Distribution) -> Callable[[tuple[int, ...]
     rules = distribution.layout_map
     ruled = [] if rules is None else [rules.rule_layout(rule).axes for rule in rules if lint.names_tensor(rule)]
     return lambda shape: [*ruled, distribution.get_data_layout(shape).axes]
+
+
+def _without_windows(plan: LayoutPlan) -> set[tuple[tuple[int, ...], tuple[Axis, ...]]]:
+    """Return shapes and layouts of weights that shard no dim of a window: they do not split images."""
+    rows = ((row, axes) for row in plan.rows for axes in (row.axes, row.compute_axes, row.slot_axes))
+    found = {(row.shape, axes) for row, axes in rows if not any(axes[:-2])}
+    turned = {((*shape[:-2], *shape[:-3:-1]), (*axes[:-2], *axes[:-3:-1])) for shape, axes in found}
+    return found | turned  # of transposed convolutions
 
 
 def _replicated(mesh: DeviceMesh) -> jax.sharding.NamedSharding:

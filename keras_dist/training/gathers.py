@@ -27,7 +27,7 @@ from keras_dist.training.activations import weight_scope
 # equations of jaxprs have no types
 
 _MOVES = {"broadcast_in_dim", "convert_element_type", "copy", "name"}
-_MOVES |= {"reshape", "squeeze", "stop_gradient", "transpose"}
+_MOVES |= {"reshape", "rev", "squeeze", "stop_gradient", "transpose"}
 """Operations on one array that are applied to the gathered weight, wherever it is used."""
 _PLACES = ("sharding_constraint", "shard_map")
 """Operations in which the module itself lays out weights."""
@@ -134,6 +134,8 @@ class _Gathers:
             dims = params["permutation"]
         elif name == "squeeze" and weight.whole(params["dimensions"]):
             dims = [dim for dim in range(len(weight.axes)) if dim not in params["dimensions"]]
+        elif name == "rev" and weight.whole(params["dimensions"]):
+            dims = range(len(weight.axes))
         elif name == "convert_element_type" and result.dtype.itemsize < weight.value.dtype.itemsize:
             dims = range(len(weight.axes))  # less is gathered
         if dims is None or weight.moves:

@@ -146,6 +146,29 @@ def test_grouped_convolutions_and_windows_that_overlap_do_so_too(name):
     assert_near(trained(split_over(name)), trained(layouts.one_device()))
 
 
+def test_fully_sharded_kernels_do_not_make_activations_whole():
+    """A kernel sharded by its channels, with as many dims as an image, splits no image."""
+
+    def make():
+        parts = [layers.DepthwiseConv2D(3, padding="same"), layers.Conv2DTranspose(8, 3), layers.Conv2D(3, 1)]
+        return kd.Sequential([kd.Input((4, 4, 16)), *parts])
+
+    images, targets = (np.random.default_rng(0).normal(size=size) for size in ((16, 4, 4, 16), (16, 6, 6, 3)))
+
+    def trained(distribution):
+        with distribution.scope():
+            model = make()
+        model.compile(kd.optimizers.SGD(0.1), "mse")
+        model.set_weights([np.random.default_rng(1).normal(size=weight.shape) for weight in model.weights])
+        return {"loss": model.train_on_batch(images, targets), **weights_of(model)}
+
+    strategy = kd.FullySharded(kd.DeviceMesh("data=8"))
+    report = kd.plan(make, (images, targets), strategy, "sgd", "mse")
+    assert report.problems == () and report.step.repeated == ()
+    assert {each.weight != "" for each in report.step.collectives if each.kind == "all_gather"} == {True}
+    assert_near(trained(strategy), trained(layouts.one_device()))
+
+
 def test_each_device_computes_its_rows_and_is_given_the_border_of_its_neighbours():
     def make():
         return kd.Sequential(
