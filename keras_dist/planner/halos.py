@@ -39,7 +39,8 @@ class Halo:
 
 def halo_of(operation: Any, module: ShardedModule) -> Halo | str | None:
     """Return the exchange inside of an operation, a text if its size is not known, or None without an exchange."""
-    windows = _WINDOWS[operation.name](operation, module) if operation.name in _WINDOWS else None
+    is_empty = any(0 in value.type.shape for value in (*operation.operands, *operation.results))
+    windows = _WINDOWS[operation.name](operation, module) if operation.name in _WINDOWS and not is_empty else None
     if not windows:
         return None
     value, layout = operation.operands[0], module.axes(operation.operands[0])

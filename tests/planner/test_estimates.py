@@ -45,6 +45,11 @@ def joined(x, up, gate, out):
     return jnp.concatenate([x @ up, x @ gate], -1) @ out
 
 
+def rotated_whole(x, into, out):
+    rotated, rest = jnp.split(x @ into, (into.shape[-1],), axis=-1)
+    return jnp.concatenate([jnp.sin(rotated), rest], -1) @ out
+
+
 def mamba(x, into, kernel, out):
     value, gate = jnp.split(x @ into, 2, axis=-1)
     padded = jnp.pad(value, ((0, 0), (3, 0), (0, 0)))
@@ -178,6 +183,11 @@ def test_exchanges_of_slices_count_as_xla_groups_them():
     # shards of 12 columns: queries from shards 0, 0, 1 in parts of 4; keys from both neighbours; values from 2, 3, 3
     assert sorted(each.nbytes // column for each in permuted) == [4, 4, 4, 4, 8, 8, 8]
     assert {(each.axes, each.operation) for each in permuted} == {(("model",), "split")}
+
+
+def test_slices_without_elements_exchange_nothing():
+    found = propagate(lowered(rotated_whole, X, P("data"), [((16, 32), COLUMNS), ((32, 16), ROWS_OF)]))
+    assert "collective_permute" not in {each.kind for each in found.collectives}
 
 
 def test_the_report_says_which_figures_are_estimates():

@@ -36,7 +36,13 @@ def written_layer_types(config: DecoderConfig) -> list[str]:
 
 
 class DecoderFamily(Family):
-    """A decoder with the names of Llama. Subclasses change single entries of the tables."""
+    """A decoder with the names of Llama. Subclasses change single entries of the tables.
+
+    Attributes:
+        rotates_parts: whether `transformers` can rotate a part of each head in networks of the family.
+    """
+
+    rotates_parts: ClassVar[bool] = False
 
     keys: ClassVar = {
         "vocab_size": "vocab_size",
@@ -88,7 +94,13 @@ class DecoderFamily(Family):
     ignored: ClassVar = (r".*\.rotary_emb\.inv_freq",)
 
     def positions(self, document: Document) -> dict[str, Any]:
-        return {} if self.fixed.get("learned_positions") else {"attention.rotary": read_rotary(document)}
+        if self.fixed.get("learned_positions"):
+            return {}
+        rotary = read_rotary(document)
+        if rotary.partial_rotary_factor != 1 and not self.rotates_parts:
+            given = f"partial_rotary_factor={shorten(rotary.partial_rotary_factor)} is not supported, only 1"
+            raise ConfigError("rotary embeddings of a part", given=given)
+        return {"attention.rotary": rotary}
 
     def options(self, document: Document) -> dict[str, Any]:
         heads, size = document.get("num_attention_heads"), document.get("hidden_size")

@@ -21,6 +21,7 @@ class Phi3(DecoderFamily):
     """
 
     architecture = "Phi3ForCausalLM"
+    rotates_parts = True
     defaults: ClassVar = {
         **DecoderFamily.defaults,
         "rms_norm_eps": 1e-5,
