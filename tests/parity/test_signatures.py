@@ -22,6 +22,7 @@ EXCEPTIONS = [
     ("distribution.DeviceMesh", "axis_names", DEFAULT, "sizes by name bring their names"),
     ("distribution.DeviceMesh", "dcn_shape", EXTRA, "of slices or processes"),
     ("distribution.ModelParallel", "sequence_axis", EXTRA, "attention in a ring"),
+    ("ops.*dot_product_attention", "implementation", EXTRA, "attention by kernels, or in a ring"),
     ("distribution.ModelParallel", "strict", EXTRA, "rules without effect are errors"),
     ("distribution.ModelParallel", "axis_names", EXTRA, "of what names in sharding metadata stand for"),
     ("distribution.initialize", "*_timeout_s", EXTRA, "how long processes wait for each other"),
