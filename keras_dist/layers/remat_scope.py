@@ -107,6 +107,7 @@ def checkpointed(
         with without_eager_sharding():
             module = nnx.merge(graphdef, state_structure.unflatten(values), copy=True)
         restore_order(module, order)
+        before = jax.tree.leaves(nnx.state(module, nnx.Not(_NOT_STATE)))
         filled = [leaf if array is None else array for leaf, array in zip(leaves, arrays, strict=True)]
         given, options = structure.unflatten(filled)
         with call_context.entered(context.training, anew=True) as inner:
@@ -116,14 +117,16 @@ def checkpointed(
             with call_context.calling(context.caller, context.weights_dtype):
                 outputs = call_of(module, *given, **options)
             changed, structure_after = jax.tree.flatten(nnx.state(module, nnx.Not(_NOT_STATE)))
-            after.append(structure_after)
-            return outputs, inner.mask_of(outputs), changed, inner.losses
+            is_same = list(map(id, before)) == list(map(id, changed))
+            after.append(None if is_same else structure_after)
+            return outputs, inner.mask_of(outputs), [] if is_same else changed, inner.losses
 
     inputs = (values, arrays, [context.mask_of(array) for array in arrays])
     if least is not None and _size(jax.eval_shape(call, *inputs)[0]) <= least:
         return call_of(layer, *args, **kwargs)
     outputs, output_masks, changed, losses = jax.checkpoint(call)(*inputs)
-    nnx.update(layer, after[-1].unflatten(changed))
+    if after[-1] is not None:  # a layer in a loop of the caller can only be changed inside of that loop
+        nnx.update(layer, after[-1].unflatten(changed))
     context.set_mask(outputs, output_masks)
     if losses:
         context.losses.extend(losses)

@@ -134,7 +134,7 @@ def scan_layers(
     context = call_context.current() or call_context.CallContext()
     graphdef, streams, state = nnx.split(layer, nnx.RngState, ...)
     values, structure = jax.tree.flatten(state)
-    order, after = attribute_order(layer), []
+    order, after, drawn = attribute_order(layer), [], []
 
     def run(values: list[jax.Array], streams: PyTree, carry: PyTree, each: PyTree, rows: PyTree) -> OneLayer:
         with without_eager_sharding():
@@ -144,7 +144,9 @@ def scan_layers(
             inside.is_computed_again = remat or context.is_computed_again
             outputs = call(one, carry, each, rows)
             statistics, after[:] = _flat(nnx.state(one, nnx.Not(_NOT_STATISTICS)))
-            return OneLayer(outputs, nnx.state(one, nnx.RngState), statistics, inside.losses)
+            left = nnx.state(one, nnx.RngState)
+            drawn[:] = [new is not old for new, old in zip(*map(jax.tree.leaves, (left, streams)), strict=True)]
+            return OneLayer(outputs, left, statistics, inside.losses)
 
     run = jax.checkpoint(run) if remat else run
     pipeline = pipeline_of(layer, carry, repeats) if pipelines else None
@@ -162,7 +164,8 @@ def scan_layers(
         if repeats > 1:
             statistics = [value.reshape(repeats, -1, *value.shape[1:]) for value in statistics]
         nnx.update(layer, after[0].unflatten(statistics))
-    nnx.update(layer, streams)
+    if any(drawn):  # a layer in a loop of the caller can only be changed inside of that loop
+        nnx.update(layer, streams)
     add_losses(layer, losses)
     return carry
 

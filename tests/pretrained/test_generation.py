@@ -73,6 +73,14 @@ def test_it_is_the_same_sharded(split, expected):
     assert kd.generate(split, PROMPTS, NEW) == expected
 
 
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_scanned_decoder_with_dropout_of_adapters(remat):
+    decoder = Decoder(CONFIG, scan=True, remat=remat)
+    expected = kd.generate(decoder, PROMPTS[:1], NEW)
+    decoder.enable_lora(2, ".*/query", dropout=0.5)
+    assert kd.generate(decoder, PROMPTS[:1], NEW) == expected
+
+
 def test_a_scanned_decoder_over_fully_sharded_weights():
     distribution = kd.FullySharded(kd.DeviceMesh("data=8"))
     scanned = made(distribution, scan=True)
