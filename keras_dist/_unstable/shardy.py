@@ -28,14 +28,15 @@ _TIMEOUT_S = 120
 
 
 def copy_of(lowered: jax.stages.Lowered) -> Any:
-    """Return the operation of a copy of a lowered program's module, with its platform as attribute `PLATFORM`.
+    """Return the operation of a copy of a lowered program's module, for analysis: it computes other values.
 
-    The copy is for analysis, and computes other values. Shardy has no sharding rules for the elementwise operations of
-    CHLO, such as `erf` and `square`, which XLA lowers before it propagates (jaxlib 0.10.2 and 0.12). In the copy
-    products replace them.
+    The attribute `PLATFORM` of the module names its platform.
+
+    Shardy has no sharding rules for the elementwise operations of CHLO, such as `erf` and `square`, which XLA lowers
+    before it propagates (jaxlib 0.10.2 and 0.12). In the copy products replace them.
     """
     of: Any = lowered
-    module: Any = lowered.compiler_ir("stablehlo")
+    module: Any = of.compiler_ir("stablehlo")
     with module.context:
         copy = module.operation.clone()
         copy.attributes[PLATFORM] = ir.StringAttr.get(of._lowering._platforms[0])

@@ -34,7 +34,7 @@ def plan(
     """Report the costs of a step, and whether it fits.
 
     The report has layouts, communication and costs; nothing is allocated. The exit code is 1 if the run does not fit
-    into the memory of the target's devices, and 3 if this is not known before the step is compiled.
+    into the memory of the target's devices, and 4 if this is not known before the step is compiled.
     """
     from keras_dist import planner
 

@@ -1,7 +1,8 @@
 """`compile_for`: figures of the program that XLA compiles for a target, whose devices need not exist.
 
 A separate process compiles it, so that settings and memory of compilers do not remain in this process. It compiles at
-the optimization level of this process, as training would: the programs of lower levels need other memory.
+the optimization level of this process, as training would: lower levels are faster, but their programs need other
+memory.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ def costly_layouts(program: StepProgram, step: Propagated) -> tuple[Problem, ...
         return problems
     changed = {path for change in remedy.changes for path in change}
     problems += tuple(each for each in large if each.path in changed - {each.path for each in problems})
+    if not problems:
+        return ()
     left = {(each.kind, each.path) for each in _problems(program, remedy.step)}
     if remedy.gain < _LEAST_CAUSE and all((each.kind, each.path) in left for each in problems):
         return problems  # the rules cost a little less, for another reason
@@ -105,8 +107,9 @@ def _large_weights(program: StepProgram) -> Iterator[Problem]:
     rows = [row for row in program.state.rows if row.role == "parameter"]
     least = _LEAST_LARGE * sum(row.nbytes_per_device for row in rows)
     used = {axis for row in rows for entry in row.compute_axes for axis in axis_tuple(entry)}
+    used -= set(axis_tuple(program.distribution.batch_dim_name))
     for row in rows:
-        if used and not any(row.compute_axes) and row.nbytes_per_device >= least:
+        if used and len(row.shape) > 1 and not any(row.compute_axes) and row.nbytes_per_device >= least:
             given = f"layout {render_axes(row.axes)}, {render_bytes(row.nbytes_per_device)} on each device"
             over = _joined(sorted(used))
             summary = f"{row.path!r} is not sharded over {over}, as other weights are"

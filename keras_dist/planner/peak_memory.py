@@ -272,7 +272,9 @@ class _Simulation:
             self._is_kept[result] = False
         elif operation.name in _FUSED:
             is_needed = any(self._needs_memory(reader, result) for reader in readers)
-            is_costly = operation.name in _COSTLY and not self._is_tpu
+            # XLA for TPUs computes costly values again, too, unless a loop stores them
+            is_stored = any(sink.name == "stablehlo.dynamic_update_slice" for sink in sinks)
+            is_costly = operation.name in _COSTLY and (is_stored or not self._is_tpu)
             self._is_kept[result] = is_needed or (is_costly and len(sinks) > 1)
         else:
             self._is_kept[result] = True

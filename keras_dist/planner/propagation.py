@@ -113,7 +113,7 @@ class Propagated:
         repeated: matrix multiplications and convolutions that devices repeat, in program order.
         sliced: for the position of an argument that is whole along axes of the mesh the axes, although a device uses
             only its slice.
-        opaque: operations whose memory is not in the estimate, such as custom kernels.
+        opaque: operations whose memory is not in `activation_nbytes`, such as custom kernels.
     """
 
     collectives: tuple[Collective, ...]
@@ -190,8 +190,7 @@ def propagate_module(operation: Any) -> Propagated:
     flops = sum(costs.flops_by_dtype.values())
     repeated = tuple(Repeated(*key, flops) for key, flops in costs.repeated.items())
     sliced = tuple({key: None for key in costs.sliced})
-    doubts = counted(costs.estimates)
-    peak = peak_memory(module)
+    doubts, peak = counted(costs.estimates), peak_memory(module)
     figures = flops, dtype, accessed, peak.nbytes
     return Propagated(tuple(costs.collectives), *figures, doubts, costs.scores, repeated, sliced, peak.opaque)
 

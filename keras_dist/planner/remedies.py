@@ -109,7 +109,11 @@ class _Search:
         step, changes = self._propagated(layouts), list[Layouts]()
         before = best = self._figures(step, layouts)
         while len(changes) < _MOST_ROUNDS:
-            found = [(self._score(after), after, {**layouts, **each}, each) for each, after in self._tries(layouts)]
+            found = [
+                (self._score(after), after, {**layouts, **each}, each)
+                for each, after in self._tries(layouts)
+                if after.flops <= (1 + _LEAST_GAIN) * best.flops  # moving less is no reason to repeat work
+            ]
             least = min((score for score, *_ in found), default=math.inf)
             if least > self._score(best) - _LEAST_GAIN:
                 break

@@ -74,10 +74,10 @@ class PlanReport:
 
     @property
     def exit_code(self) -> int:
-        """Exit code for scripts: 1 if the step does not fit on the target, 3 if this is not known, else 0."""
+        """Exit code for scripts: 1 if the step does not fit on the target, 4 if this is not known, else 0."""
         if self.verdict is None or not self.verdict.limit_nbytes:
             return 0
-        return {True: 0, False: 1, None: 3}[self.verdict.fits]
+        return {True: 0, False: 1, None: 4}[self.verdict.fits]
 
     def explain(self, path: str) -> Explanation:
         """Explain the layout of a variable, slot or input, or of an activation, `<layer>/output`.

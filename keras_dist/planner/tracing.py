@@ -65,10 +65,10 @@ class StepProgram:
         assumed: assumptions about the step, such as a default optimizer.
         distribution: the distribution of the step.
         kernels: kernels that layers chose for the platform.
-        pipelines: schedules of stacks of layers.
-        ahead_nbytes: bytes per device that `fit` adds to those of a step: the batches of further executions, of which
+        ahead_nbytes: bytes per device that `fit` adds to a step: the batches of further executions, of which
             `prefetch` are on the devices; and where the state is not donated, the results of a second step in flight.
         keeps_data: whether `fit` may keep a small dataset on the devices.
+        pipelines: schedules of stacks of layers.
     """
 
     lowered: jax.stages.Lowered
@@ -180,9 +180,8 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     options = choices.options
     ahead = (options.prefetch * (options.steps_per_execution or 1) - 1) * batch.nbytes_per_device
     ahead += 0 if options.donate else state.nbytes_per_device
-    of_fit = ahead, options.steps_per_execution != 1
-    chosen = tuple(kernels), tuple(pipelines)
-    return StepProgram(lowered, state, batch, named, assumed, distribution, *chosen, *of_fit)
+    notes = tuple(kernels), tuple(pipelines), ahead, options.steps_per_execution != 1
+    return StepProgram(lowered, state, batch, named, assumed, distribution, *notes)
 
 
 def _completed(

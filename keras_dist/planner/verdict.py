@@ -18,9 +18,9 @@ from keras_dist.training.executions import RESIDENT_PART
 
 Tier = Literal["propagated", "compiled"]
 
-_MARGINS = {"tpu": 1.25}
+_MARGINS = {"tpu": 1.5}
 _MARGIN = 2
-"""Times the estimate bounds XLA's peak of intermediate results in all layouts of docs/concepts/memory_estimates.md."""
+"""Times the estimate bounds XLA's peak of intermediate results; see docs/concepts/memory_estimates.md."""
 _COMPILE = "compile to decide: plan(..., compiles=True), or keras-dist plan --compile"
 _RESERVED_PART = 64
 """Part of the memory of a TPU that XLA keeps for itself: 0.25 of the 16 GiB of v5e (libtpu 0.0.42)."""
@@ -40,7 +40,7 @@ class Verdict:
         resident_nbytes: *exact*: the largest dataset that `fit` would keep on the device; 0 with
             `steps_per_execution=1` and in jobs of several processes.
         most_nbytes: *propagated*: all of these, and a bound of the peak of intermediate results: the estimate, times
-            1.25 for TPUs and 2 for other devices.
+            1.5 for TPUs and 2 for other devices.
         opaque: operations whose memory is not in `most_nbytes`: with any, it is unknown whether the step fits.
         rooflines: least times of a step, by the tier that they are computed from.
         compiled: *compiled*: figures of XLA's program for the target; None if it was not compiled.
@@ -105,9 +105,10 @@ class Verdict:
             kept = f"a dataset of up to {render_bytes(self.resident_nbytes)}, unless steps_per_execution=1"
             return f"may fit ({needed}); fit may also keep {kept}"
         if self.opaque:
-            more = f" and {len(self.opaque) - 1} more" if len(self.opaque) > 1 else ""
+            first, *others = self.opaque
+            more = f" and {len(others)} more" if others else ""
             known = f"{render_bytes(self.most_nbytes)} of {limit}, propagated"
-            return f"unknown ({known}, without the memory of {next(iter(self.opaque))}{more}); {_COMPILE}"
+            return f"unknown ({known}, without the memory of {first}{more}); {_COMPILE}"
         if self.fits:
             return f"fits (at most {render_bytes(self.most_nbytes)} of {limit}; propagated)"
         least, most = render_bytes(self.least_nbytes), render_bytes(self.most_nbytes)
@@ -171,9 +172,8 @@ def judge(
     least, limit = program.state.nbytes_per_device + program.batch.nbytes_per_device, target.hbm_nbytes
     keeps_data = program.keeps_data and mesh.size <= _ONE_PROCESS and limit
     resident = max(0, limit - program.state.nbytes_per_device) // RESIDENT_PART if keeps_data else 0
-    most = (
-        least + program.ahead_nbytes + resident + int(_MARGINS.get(target.platform, _MARGIN) * step.activation_nbytes)
-    )
+    bound = int(_MARGINS.get(target.platform, _MARGIN) * step.activation_nbytes)
+    most = least + program.ahead_nbytes + resident + bound
     most += limit // _RESERVED_PART if target.platform == "tpu" else 0
     of_fit = program.ahead_nbytes, resident, step.opaque
     return Verdict(target.name, limit, least, most, rooflines, compiled, note, *of_fit)

@@ -74,11 +74,11 @@ A plan has three figures for the memory of a device. State and batch are *exact*
 from the *propagated* program. The *compiled* peak is XLA's.
 
 Before compilation, a plan says "fits" only if all of this fits: state, batch, the batches that `fit` transfers ahead,
-the largest dataset that `fit` would keep on the device, and a bound of intermediate results. The bound is 1.25 times
+the largest dataset that `fit` would keep on the device, and a bound of intermediate results. The bound is 1.5 times
 the estimate for TPUs, and 2 times for others. Between the bounds the plan says "may fit". It says "unknown" where
 the program contains operations whose memory the estimate does not include: custom kernels, `jax.shard_map`, FFTs,
 Cholesky factors, triangular solves. With `--compile`, the default, the plan has the peak of XLA's program if the extra
-for the target is installed. The exit code of `keras-dist plan` is 1 for a step that does not fit, and 3 where this is
+for the target is installed. The exit code of `keras-dist plan` is 1 for a step that does not fit, and 4 where this is
 not known.
 
 ## What the estimate models
@@ -86,6 +86,7 @@ not known.
 - Results of products, convolutions, lookups, reductions, collectives and loops are allocated until their last use.
 - Elementwise operations are computed where they are needed. CPUs and GPUs keep the results of costly ones, such as
   `exp`, that have several readers, and the operands of products.
+- TPUs compute costly values again, too, unless a loop stores them for its backward pass.
 - XLA for TPUs rounds float32 operands of products of default precision to bfloat16. Arrays that only such products read
   take half the bytes, also in the stacked arrays of loops. Operands of products are computed in the product.
 - XLA for TPUs pads the channels of images, or the batch where that takes less, to multiples of 128 elements.

@@ -42,7 +42,7 @@ def test_it_fits_where_the_upper_bound_does():
     assert verdict.ahead_nbytes == report.batch.nbytes_per_device, "a second batch"
     assert verdict.resident_nbytes == (16 * GIB - report.state.nbytes_per_device) // 8, "a dataset that fit keeps"
     known = verdict.least_nbytes + verdict.ahead_nbytes + verdict.resident_nbytes + 16 * GIB // 64
-    assert verdict.most_nbytes == known + int(1.25 * report.step.activation_nbytes)
+    assert verdict.most_nbytes == known + int(1.5 * report.step.activation_nbytes)
     assert "fits (at most" in str(report)
 
 
@@ -112,7 +112,7 @@ def test_a_step_with_operations_of_unknown_memory_is_never_said_to_fit(name):
     x = jax.ShapeDtypeStruct((512, 64), np.float32)
     factory = functools.partial(Kernel, call=OPAQUE[name])
     report = kd.plan(factory, x, kd.DataParallel(MESH), "sgd", target="v5e:2x4", compiles=False)
-    assert report.fits is None and report.exit_code == 3
+    assert report.fits is None and report.exit_code == 4
     assert report.verdict.most_nbytes < 16 * GIB and any(name in each for each in report.verdict.opaque)
     text = str(report.verdict)
     assert "v5e:2x4: unknown (" in text and f"without the memory of {report.verdict.opaque[0]}" in text
@@ -132,7 +132,7 @@ def test_it_does_not_fit_where_the_state_alone_is_too_large():
 
 def test_between_the_bounds_only_compiling_tells():
     report = planned(2**16)
-    assert report.fits is None and report.exit_code == 3
+    assert report.fits is None and report.exit_code == 4
     assert "compile to decide" in str(report.verdict)
     enough = dataclasses.replace(report.verdict, limit_nbytes=report.verdict.most_nbytes)
     assert enough.fits is True and enough.short_by_nbytes == 0
