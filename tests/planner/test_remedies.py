@@ -87,10 +87,11 @@ def test_a_search_is_bounded(monkeypatch):
 
 
 def test_repeated_work_is_a_problem_that_strict_raises(good):
-    with pytest.raises(LayoutError, match="the cause is the layout of 'head/kernel', and 1 more problem") as error:
+    with pytest.raises(LayoutError, match="the cause is the layout of 'head/kernel', and 2 more problems") as error:
         report(mistaken("head whole", strict=True))
-    _, repeated = error.value.problems
+    _, repeated, whole = error.value.problems
     assert (repeated.kind, repeated.path) == ("repeated", "head")
+    assert (whole.kind, whole.path) == ("whole", "head/kernel")
     assert "the 4 devices along 'model' compute the same in 'head'" in repeated.summary
     # a head of 64 x 512 against four layers of 36,864 parameters each, and scores of 32 x 32
     assert repeated.given.startswith("1.33 times the FLOPs")
