@@ -22,7 +22,7 @@ from keras_dist.planner.propagation import Propagated, Repeated
 from keras_dist.planner.remedies import Remedy, find_remedy
 from keras_dist.planner.tracing import StepProgram
 
-_LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE = 0.04, 0.02, 0.1
+_LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE, _LEAST_CAUSE = 0.04, 0.02, 0.1, 0.05
 _NO_RULE = (
     "no rules that were tried cost less; print(kd.planner.dim_classes(model, batch)) shows what sharding dims costs"
 )
@@ -39,6 +39,8 @@ def costly_layouts(program: StepProgram, step: Propagated) -> tuple[Problem, ...
     if not problems:
         return ()
     left = {(each.kind, each.path) for each in _problems(program, remedy.step)}
+    if remedy.gain < _LEAST_CAUSE and all((each.kind, each.path) in left for each in problems):
+        return problems  # the rules cost a little less, for another reason
     ended = (each if (each.kind, each.path) in left else _with_fix(each, remedy) for each in problems)
     return (_cause(program, remedy), *ended)
 

@@ -96,7 +96,7 @@ def _pad(operation: Any, module: ShardedModule) -> _Windows:
 
 
 def _convolution(operation: Any, module: ShardedModule) -> _Windows:
-    image, kernel, result = _labels(operation)
+    image, kernel, result = labels_of(operation)
     window = window_of(operation)
     local_kernel, local_result = module.local_shape(operation.operands[1]), module.local_shape(operation.results[0])
     found: _Windows = {}
@@ -112,7 +112,7 @@ def _convolution(operation: Any, module: ShardedModule) -> _Windows:
     return found
 
 
-def _labels(convolution: Any) -> list[list[str]]:
+def labels_of(convolution: Any) -> list[list[str]]:
     """Return the labels of the dims of image, kernel and result, such as `b`, `0` and `f`."""
     numbers = str(convolution.attributes["dimension_numbers"])
     return [[part.strip() for part in labels.split(",")] for labels in re.findall(r"\[([^\]]*)\]", numbers)]
@@ -121,7 +121,7 @@ def _labels(convolution: Any) -> list[list[str]]:
 def window_of(convolution: Any) -> list[tuple[str, Interval, int, int, int]]:
     """Return label, padding, stride, dilation of the kernel and of the image for each spatial dim of a convolution."""
     attributes = convolution.attributes
-    labels = sorted(label for label in _labels(convolution)[0] if label.isdigit())
+    labels = sorted(label for label in labels_of(convolution)[0] if label.isdigit())
     count = len(labels)
     names = ("window_strides", "rhs_dilation", "lhs_dilation")
     given = [_numbers(attributes[name]) if name in attributes else [1] * count for name in names]
@@ -140,7 +140,7 @@ _WINDOWS = {"stablehlo.slice": _slice, "stablehlo.pad": _pad, "stablehlo.convolu
 
 def products_of(convolution: Any, module: ShardedModule) -> int:
     """Return the products of one device, without those with padding and with zeros between places of the image."""
-    image, kernel, result = _labels(convolution)
+    image, kernel, result = labels_of(convolution)
     lhs, rhs, out = (list(each.type.shape) for each in (*convolution.operands, convolution.results[0]))
     local_rhs, local_out = (module.local_shape(each) for each in (convolution.operands[1], convolution.results[0]))
     products = local_out[result.index("b")] * local_out[result.index("f")] * local_rhs[kernel.index("i")]

@@ -12,7 +12,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keras_dist.planner.sharded_module import ShardedModule, layer_in, name_of, text_of
+from keras_dist.planner.halos import labels_of
+from keras_dist.planner.sharded_module import ShardedModule, layer_in, name_of, operations_in, text_of
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
@@ -54,6 +55,8 @@ _WITHOUT_MEMORY = (
 """Beginnings of names of custom calls without such memory: annotations, random bits, callbacks of the host, and kernels
 of Pallas for TPUs, whose intermediate results are in VMEM."""
 _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
+_LANES = 128
+"""Elements of the last dim of a tile in the memory of TPUs."""
 _WITH_BLOCKS = (*_named("case if while"), "sdy.manual_computation")
 
 
@@ -118,6 +121,7 @@ def _read_main(reader: _Reader, module: ShardedModule) -> Block:
 class _Reader:
     def __init__(self, module: ShardedModule) -> None:
         self._module = module
+        self._padding = _padding_of_images(module) if module.platform == "tpu" else {}
         self.values: list[Value] = []
         self.opaque: dict[str, None] = {}
 
@@ -129,7 +133,10 @@ class _Reader:
         return Block(arguments, operations)
 
     def _value(self, value: Any) -> Value:
-        found = Value(self._module.nbytes(value), str(getattr(value.type, "element_type", "")) == "f32")
+        nbytes = self._module.nbytes(value)
+        if padded := self._padding.get(tuple(self._module.local_shape(value))):
+            nbytes = int(nbytes * padded)
+        found = Value(nbytes, str(getattr(value.type, "element_type", "")) == "f32")
         self.values.append(found)
         return found
 
@@ -167,6 +174,22 @@ class _Reader:
         for operand in dict.fromkeys(returned.operands):
             operand.readers.remove(returned)
         known |= zip(call.results, returned.operands, strict=True)
+
+
+def _padding_of_images(module: ShardedModule) -> dict[tuple[int, ...], float]:
+    """Return how many times its bytes an array of a shape takes: XLA for TPUs pads channels or batch to `_LANES`."""
+    found: dict[tuple[int, ...], float] = {}
+    for operation in (each for function in module.functions.values() for each in operations_in(function)):
+        if operation.name != "stablehlo.convolution":
+            continue
+        image, kernel, result = labels_of(operation)
+        for value, labels, ends in zip(
+            (*operation.operands, operation.results[0]), (image, kernel, result), ("bf", "io", "bf"), strict=True
+        ):
+            shape = module.local_shape(value)
+            sizes = [shape[labels.index(end)] for end in ends]
+            found[tuple(shape)] = min(-(-size // _LANES) * _LANES / size for size in sizes if size)
+    return found
 
 
 def _opaque(operation: Any) -> str:

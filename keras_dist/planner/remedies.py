@@ -76,6 +76,12 @@ class Remedy:
     after: Figures
     step: Propagated
 
+    @property
+    def gain(self) -> float:
+        """Part of the costs that ends: of bytes moved, FLOPs or bytes held, the largest."""
+        before, after = dataclasses.astuple(self.before), dataclasses.astuple(self.after)
+        return max(1 - new / max(old, 1) for old, new in zip(before, after, strict=True))
+
     def __str__(self) -> str:
         return f"# all rules, for the same mesh:\n{self.code}\n# before: {self.before}\n# after: {self.after}"
 

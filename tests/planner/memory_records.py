@@ -89,6 +89,7 @@ not known.
 - TPUs compute costly values again, too, unless a loop stores them for its backward pass.
 - XLA for TPUs rounds float32 operands of products of default precision to bfloat16. Arrays that only such products read
   take half the bytes, also in the stacked arrays of loops. Operands of products are computed in the product.
+- XLA for TPUs pads the channels of images, or the batch where that takes less, to multiples of 128 elements.
 - Donated arguments, views and updates in place need no memory of their own.
 
 It does not model the 128 MiB of VMEM, in which XLA for TPUs keeps arrays: small programs need less HBM than estimated.

@@ -1,7 +1,10 @@
 """Remedies: code with all rules, found by trying, that restores the good layout when it is pasted."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import keras_dist as kd
 from keras_dist.errors import LayoutError
@@ -84,10 +87,11 @@ def test_a_search_is_bounded(monkeypatch):
 
 
 def test_repeated_work_is_a_problem_that_strict_raises(good):
-    with pytest.raises(LayoutError, match="the cause is the layout of 'head/kernel', and 1 more problem") as error:
+    with pytest.raises(LayoutError, match="the cause is the layout of 'head/kernel', and 2 more problems") as error:
         report(mistaken("head whole", strict=True))
-    _, repeated = error.value.problems
+    _, repeated, whole = error.value.problems
     assert (repeated.kind, repeated.path) == ("repeated", "head")
+    assert (whole.kind, whole.path) == ("whole", "head/kernel")
     assert "the 4 devices along 'model' compute the same in 'head'" in repeated.summary
     # a head of 64 x 512 against four layers of 36,864 parameters each, and scores of 32 x 32
     assert repeated.given.startswith("1.33 times the FLOPs")
@@ -115,6 +119,25 @@ def test_a_large_weight_left_whole_is_told():
     cause, whole = report(distribution(without(EMBEDDING))).problems
     assert cause.path == whole.path == EMBEDDING and whole.kind == "whole"
     assert f"rules[{EMBEDDING!r}] = ('model', None)" in cause.fix
+
+
+class Fused(nnx.Module):
+    """Attention with one product for queries, keys and values, whose slices do not follow the shards."""
+
+    def __init__(self, rngs):
+        self.qkv, self.out = nnx.Linear(64, 192, rngs=rngs), nnx.Linear(64, 64, rngs=rngs)
+        self.head = nnx.Linear(64, 512, rngs=rngs)
+
+    def __call__(self, x):
+        heads = (part.reshape(*x.shape[:2], 4, 16) for part in jnp.split(self.qkv(x), 3, axis=-1))
+        return self.head(self.out(jax.nn.dot_product_attention(*heads).reshape(x.shape)))
+
+
+def test_a_remedy_for_something_else_is_not_the_cause():
+    x = jax.ShapeDtypeStruct((32, 16, 64), "float32"), jax.ShapeDtypeStruct((32, 16, 512), "float32")
+    rules = {"qkv/kernel": (None, "model"), "out/kernel": ("model", None), "head/kernel": (None, "model")}
+    found = kd.plan(Fused, x, distribution(rules), "adam", "mse")  # a bias of the head is whole
+    assert [problem.kind for problem in found.problems] == ["reshard"]
 
 
 @pytest.mark.filterwarnings("ignore:a shard_map of the module")
