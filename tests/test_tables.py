@@ -206,7 +206,7 @@ class TestTheWidth:
         assert available_width() == 80
 
 
-def test_only_progress_needs_rich():
+def test_only_progress_and_pictures_need_rich():
     package = pathlib.Path(kd.__file__).parent
     found = {str(file.relative_to(package)) for file in package.rglob("*.py") if "\nfrom rich" in file.read_text()}
-    assert found <= {"callbacks/progbar.py", "data/streams.py"}
+    assert found <= {"callbacks/progbar.py", "data/streams.py", "visualization/picture.py"}

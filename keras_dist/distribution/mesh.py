@@ -296,7 +296,7 @@ def _names(devices: np.ndarray) -> np.ndarray:
 
 def fitting_sizes(sizes: Sequence[int], device_count: int) -> tuple[int, ...]:
     """Return sizes for so many devices: another size of the first axis, if the other sizes divide the number."""
-    _, *others = sizes
+    others = sizes[1:]
     inner = math.prod(others)
     fits = inner > 0 and device_count % inner == 0
     return (device_count // inner, *others) if fits else (device_count, *[1] * len(others))

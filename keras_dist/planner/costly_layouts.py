@@ -23,7 +23,7 @@ from keras_dist.planner.remedies import Remedy, find_remedy
 from keras_dist.planner.tracing import StepProgram
 
 _LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE, _LEAST_CAUSE = 0.04, 0.02, 0.1, 0.05
-_NO_RULE = (
+NO_RULE = (
     "no rules that were tried cost less; print(kd.planner.dim_classes(model, batch)) shows what sharding dims costs"
 )
 
@@ -48,12 +48,12 @@ def costly_layouts(program: StepProgram, step: Propagated) -> tuple[Problem, ...
 def _problems(program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
     rules = program.distribution.layout_map
     rule_of: Callable[[str], str | None] = (lambda path: None) if rules is None else rules.match
-    reshards = hidden_reshards(step, _NO_RULE, rule_of)
+    reshards = hidden_reshards(step, NO_RULE, rule_of)
     return (*_repeated_work(program, step), *_sliced_weights(program, step), *reshards)
 
 
 def _with_fix(problem: Problem, remedy: Remedy) -> Problem:
-    return dataclasses.replace(problem, fix=str(remedy)) if problem.fix == _NO_RULE else problem
+    return dataclasses.replace(problem, fix=str(remedy)) if problem.fix == NO_RULE else problem
 
 
 def _repeated_work(program: StepProgram, step: Propagated) -> Iterator[Problem]:
@@ -73,7 +73,7 @@ def _repeated_work(program: StepProgram, step: Propagated) -> Iterator[Problem]:
                 f"{named(list(dict.fromkeys(each.layer for each in group)))}",
                 f"{step.flops / (step.flops - more):.2f} times the FLOPs, {step.flops:,} on each device",
                 f"products that are sharded over {_joined(axes)}: {step.flops - more:,} FLOPs",
-                _NO_RULE,
+                NO_RULE,
             )
 
 
@@ -98,7 +98,7 @@ def _sliced_weights(program: StepProgram, step: Propagated) -> Iterator[Problem]
                 f"{named([row.path for row in group])} is whole along {_joined(axes)}, and a device uses only a slice",
                 f"layout {render_axes(group[0].axes)}, {render_bytes(held)} on each device",
                 f"the layout in which a step uses the weight, sharded over {_joined(axes)}",
-                _NO_RULE,
+                NO_RULE,
             )
 
 
@@ -113,7 +113,7 @@ def _large_weights(program: StepProgram) -> Iterator[Problem]:
             given = f"layout {render_axes(row.axes)}, {render_bytes(row.nbytes_per_device)} on each device"
             over = _joined(sorted(used))
             summary = f"{row.path!r} is not sharded over {over}, as other weights are"
-            yield Problem("whole", row.path, summary, given, f"a layout over {over}", _NO_RULE)
+            yield Problem("whole", row.path, summary, given, f"a layout over {over}", NO_RULE)
 
 
 def _cause(program: StepProgram, remedy: Remedy) -> Problem:

@@ -72,7 +72,7 @@ _Windows = dict[int, tuple[int, int, int] | None]
 def _slice(operation: Any, module: ShardedModule) -> _Windows:
     shape = operation.operands[0].type.shape
     starts, limits, strides = (
-        _numbers(operation.attributes[name]) for name in ("start_indices", "limit_indices", "strides")
+        numbers_of(operation.attributes[name]) for name in ("start_indices", "limit_indices", "strides")
     )
     result = module.local_shape(operation.results[0])
     found = enumerate(zip(shape, starts, limits, strides, strict=True))
@@ -85,7 +85,7 @@ def _slice(operation: Any, module: ShardedModule) -> _Windows:
 
 def _pad(operation: Any, module: ShardedModule) -> _Windows:
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
-    low, high, inner = (_numbers(operation.attributes[name]) for name in names)
+    low, high, inner = (numbers_of(operation.attributes[name]) for name in names)
     result = module.local_shape(operation.results[0])
     found = enumerate(zip(low, high, inner, strict=True))
     return {
@@ -124,7 +124,7 @@ def window_of(convolution: Any) -> list[tuple[str, Interval, int, int, int]]:
     labels = sorted(label for label in labels_of(convolution)[0] if label.isdigit())
     count = len(labels)
     names = ("window_strides", "rhs_dilation", "lhs_dilation")
-    given = [_numbers(attributes[name]) if name in attributes else [1] * count for name in names]
+    given = [numbers_of(attributes[name]) if name in attributes else [1] * count for name in names]
     padding = [0] * (2 * count)
     if "padding" in attributes:
         padding = [int(each) for each in re.findall(r"-?\d+", str(attributes["padding"]).partition(":")[0])]
@@ -216,5 +216,6 @@ def _compact(shard: int, size: int, needed: Sequence[Interval]) -> list[int]:
     return widths
 
 
-def _numbers(attribute: Any) -> list[int]:
+def numbers_of(attribute: Any) -> list[int]:
+    """Return the integers in an attribute."""
     return [int(each) for each in attribute]

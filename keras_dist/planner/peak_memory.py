@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keras_dist.planner.halos import labels_of
+from keras_dist.planner.halos import labels_of, numbers_of
 from keras_dist.planner.sharded_module import ShardedModule, layer_in, name_of, operations_in, text_of
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -48,6 +48,8 @@ _MOVES = _VIEWS | _named("broadcast_in_dim concatenate convert dynamic_slice dyn
 """Operations whose results have the elements of their operands."""
 _OPAQUE = _named("cholesky custom_call fft triangular_solve")
 """Operations that may need memory beside their results."""
+_LEAST_REARRANGED = 1 / 16
+"""The part of the peak from which sorted arrays, and parts of arrays at steps, are of unknown memory."""
 _WITHOUT_MEMORY = (
     *("Sharding", "SPMD", "annotate_device_placement", "cu_threefry", "xla.sdy", "xla_ffi_p", "xla_python"),
     "tpu_custom_call",
@@ -66,7 +68,8 @@ class PeakMemory:
 
     Attributes:
         nbytes: bytes, without what `opaque` operations need beside their results.
-        opaque: operations of unknown needs: kernels for GPUs, FFTs, decompositions.
+        opaque: operations of unknown needs: kernels for GPUs, FFTs, decompositions; large sorts, slices with strides
+            and interior padding, as of `jax.lax.associative_scan`.
     """
 
     nbytes: int
@@ -124,6 +127,7 @@ class _Reader:
         self._padding = _padding_of_images(module) if module.platform == "tpu" else {}
         self.values: list[Value] = []
         self.opaque: dict[str, None] = {}
+        self.rearranged: dict[str, int] = {}
 
     def block(self, block: Any, known: dict[Any, Value]) -> Block:
         arguments = [self._value(argument) for argument in block.arguments]
@@ -149,6 +153,9 @@ class _Reader:
                 continue
             if operation.name in _OPAQUE and (described := _opaque(operation)):
                 self.opaque[described] = None
+            if _rearranges(operation):
+                described, nbytes = _described(operation), max(map(self._module.nbytes, operation.results))
+                self.rearranged[described] = max(nbytes, self.rearranged.get(described, 0))
             name = "return" if operation.name in ("func.return", "stablehlo.return", "sdy.return") else operation.name
             made = Operation(name, operands, [])
             if operation.name in _WITH_BLOCKS:
@@ -194,14 +201,24 @@ def _padding_of_images(module: ShardedModule) -> dict[tuple[int, ...], float]:
 
 def _opaque(operation: Any) -> str:
     """Describe an operation of unknown memory; empty if it needs none."""
-    name = operation.name.rpartition(".")[2]
-    layer = layer_in(name_of(operation))
-    if name == "custom_call":
-        target = text_of(operation.attributes["call_target_name"])
-        if target.startswith(_WITHOUT_MEMORY):
-            return ""
-        name = f"the kernel {target}"
+    if operation.name != "stablehlo.custom_call":
+        return _described(operation)
+    target = text_of(operation.attributes["call_target_name"])
+    return "" if target.startswith(_WITHOUT_MEMORY) else _described(operation, f"the kernel {target}")
+
+
+def _described(operation: Any, name: str = "") -> str:
+    name, layer = name or operation.name.rpartition(".")[2], layer_in(name_of(operation))
     return f"{name} in {layer}" if layer else name
+
+
+def _rearranges(operation: Any) -> bool:
+    """Return whether XLA for TPUs needs unknown copies: of what is sorted, and of elements at steps."""
+    if operation.name == "stablehlo.slice":
+        return any(stride != 1 for stride in numbers_of(operation.attributes["strides"]))
+    if operation.name == "stablehlo.pad":
+        return any(numbers_of(operation.attributes["interior_padding"]))
+    return operation.name == "stablehlo.sort"
 
 
 def _connect(operands: list[Value], condition: Block, body: Block, results: list[Value]) -> None:
@@ -243,7 +260,8 @@ def peak_memory(module: ShardedModule) -> PeakMemory:
     donated = [module.nbytes(argument) for argument, given in arguments if any(name in given for name in _DONATED)]
     reader = _Reader(module)
     nbytes = _Simulation(_read_main(reader, module), module.platform == "tpu", donated).run()
-    return PeakMemory(nbytes, tuple(reader.opaque))
+    large = [name for name, size in reader.rearranged.items() if size > _LEAST_REARRANGED * nbytes]
+    return PeakMemory(nbytes, tuple(dict.fromkeys((*reader.opaque, *large))))
 
 
 class _Simulation:

@@ -25,9 +25,6 @@ from keras_dist.planner.tracing import Traceable, forward_of, planning, trace_st
 from keras_dist.planner.verdict import judge
 from keras_dist.training.activations import tensor_names
 
-_RAISED = ("whole", "repeated", "cause")
-"""Kinds of problems that `strict` raises."""
-
 
 def plan(
     model_or_factory: Any,
@@ -69,8 +66,8 @@ def plan(
     Raises:
         ConfigError: `target` is not a machine.
         DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
-        LayoutError: the layout rules cannot be applied; under `strict` also if devices repeat work, or other rules
-            cost less.
+        LayoutError: the layout rules cannot be applied; under `strict` also if they have no effect, or if large
+            weights stay whole.
         MeshError: the mesh and the target have different numbers of devices.
         ModelError: `model_or_factory` is not a model, or does not accept the batch.
 
@@ -96,11 +93,6 @@ def plan(
     program = trace_step(model_or_factory, batch, distribution, optimizer, loss, platform=platform, remat=remat)
     step = propagate(program.lowered)
     problems = (*program.state.problems, *costly_layouts(program, step))
-    raised = [each for each in problems if each.kind in _RAISED]
-    if program.distribution.strict and raised:
-        first, more = raised[0], len(problems) - 1
-        summary = first.summary + (f", and {more} more problem{'s' * (more > 1)}" if more else "")
-        raise LayoutError(summary, given=first.given, expected=first.expected, fix=first.fix, problems=problems)
     verdict = None
     if machine is not None:
         options: dict[str, Any] = {"compiles": compiles, "timeout_seconds": timeout_seconds}

@@ -60,6 +60,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "NNXLayer": (lambda: layers.NNXLayer(nnx.Linear(4, 2, rngs=nnx.Rngs(0))), ROW),
     "Pipeline": (lambda: layers.Pipeline([layers.Rescaling(2.0), layers.RandomFlip()]), IMAGE),
     "SimpleRNNCell": (lambda: layers.RNN(layers.SimpleRNNCell(2, dropout=0.5)), ROWS),
+    "Stack": (lambda: layers.Stack(layers.Dense(4, "tanh"), 3), ROW),
     "StackedRNNCells": (lambda: layers.RNN(layers.StackedRNNCells([layers.GRUCell(2), layers.LSTMCell(2)])), ROWS),
     "StringLookup": (lambda: layers.StringLookup(vocabulary=["a", "b"]), ("string", ROW)),
     "TextVectorization": (lambda: layers.TextVectorization(vocabulary=["a", "b"]), ("string", (1,))),

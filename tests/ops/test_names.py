@@ -29,7 +29,7 @@ def test_no_name_of_keras_is_missing(keras, space):
     assert sorted(names.keys() - {*ours.__all__}) == []
     assert sorted({*ours.__all__} - names.keys()) == [], "names that Keras does not have there"
     differing = {name: found for name in names if (found := differences(getattr(ours, name), names[name]))}
-    assert differing == {}
+    assert differing == {name: {"implementation": "extra"} for name in names if name == "dot_product_attention"}
 
 
 @pytest.mark.parametrize("space", SPACES)

@@ -143,6 +143,8 @@ def test_operations_of_unknown_memory_are_named():
     x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P("data")))
     assert propagate(mapped.trace(x).lower(lowering_platforms=("tpu",))).opaque == ()
 
+    assert figures_of(lambda x: jax.lax.associative_scan(jnp.multiply, x), *shapes).opaque[:1] == ("slice",)
+    assert figures_of(lambda x: jnp.sort(x[0]) + x @ (x.T @ x), *shapes).opaque == (), "a small one"
     for name, expected in (("tpu_custom_call", ()), ("__cudnn$fmhaSoftmax", ("the kernel __cudnn$fmhaSoftmax",))):
         assert figures_of(lambda x, name=name: jax.ffi.ffi_call(name, x)(x), *shapes).opaque == expected
 
