@@ -69,7 +69,7 @@ class PeakMemory:
     Attributes:
         nbytes: bytes, without what `opaque` operations need beside their results.
         opaque: operations of unknown needs: kernels for GPUs, FFTs, decompositions; large sorts, slices with strides
-            and interior padding, as of `jax.lax.associative_scan`.
+            and interior padding, such as `jax.lax.associative_scan` uses.
     """
 
     nbytes: int

@@ -112,7 +112,7 @@ class _Search:
             found = [
                 (self._score(after), after, {**layouts, **each}, each)
                 for each, after in self._tries(layouts)
-                if after.flops <= (1 + _LEAST_GAIN) * best.flops  # moving less is no reason to repeat work
+                if after.flops <= (1 + _LEAST_GAIN) * best.flops  # moving less must not repeat work
             ]
             least = min((score for score, *_ in found), default=math.inf)
             if least > self._score(best) - _LEAST_GAIN:

@@ -77,7 +77,7 @@ Before compilation, a plan says "fits" only if all of this fits: state, batch, t
 the largest dataset that `fit` would keep on the device, and a bound of intermediate results. The bound is 1.5 times
 the estimate for TPUs, and 2 times for others. Between the bounds the plan says "may fit". It says "unknown" where
 the program contains operations whose memory the estimate does not include: FFTs, Cholesky factors, triangular solves,
-large sorts, elements at steps (`x[::2]`, `jax.lax.associative_scan`), and kernels other than those of Pallas for TPUs.
+large sorts, elements at steps (`x[::2]`, `jax.lax.associative_scan`), and kernels, except Pallas kernels for TPUs.
 With `--compile`, the default, the plan has the peak of XLA's program if the extra for the target is installed. The exit
 code of `keras-dist plan` is 1 for a step that does not fit, and 4 where this is not known.
 
