@@ -48,7 +48,7 @@ _is_block: contextvars.ContextVar[bool] = contextvars.ContextVar("is_block", def
 def stacked_weights(*dims: int) -> Iterator[None]:
     """Create weights with these leading dims: one slice for each layer, with its own initial values.
 
-    Inside, the weights are those of the first layer, so that layers may be called to create their sublayers' weights.
+    Inside, weights have the values of the first layer, so that layers may be called to create their sublayers' weights.
     """
     stacking = _Stacking(dims)
     token = _stacking.set(stacking)

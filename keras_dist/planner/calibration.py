@@ -40,6 +40,11 @@ class Measurement:
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(extra="forbid", strict=True)
 
+    def __post_init__(self) -> None:
+        """Check that a resource limits the step."""
+        if not any(self.least_seconds.values()):
+            raise ValueError("least_seconds must have a time above 0")
+
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:

@@ -68,7 +68,7 @@ def plot_bars(
         aims: upper bounds for some of the names: a line marks each, and bars above it have another colour.
 
     Raises:
-        ModelError: there are no values, or one is negative.
+        ModelError: `values` is empty, or has a negative value.
     """
     if not values or min(values.values()) < 0:
         raise argument_error("values", values, "positive numbers by name", example={"fit": 0.9})

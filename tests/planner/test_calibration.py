@@ -84,6 +84,7 @@ GOOD = {"least_seconds": TIMES, "measured_seconds": 0.2}
         json.dumps({"chip": "cpu", "measurements": [GOOD] * 65}),
         json.dumps({"chip": "cpu", "measurements": [GOOD | {"measured_seconds": 0}]}),
         json.dumps({"chip": "cpu", "measurements": [GOOD | {"least_seconds": TIMES | {"compute": float("nan")}}]}),
+        json.dumps({"chip": "cpu", "measurements": [GOOD | {"least_seconds": dict.fromkeys(TIMES, 0.0)}]}),
         json.dumps({"chip": "cpu", "measurements": [GOOD | {"more": 1}]}),
         json.dumps({"chip": "cpu", "measurements": [GOOD | {"least_seconds": {"compute": 0.1}}]}),
         json.dumps({"chip": "cpu", "measurements": [GOOD], "class": "os.system"}),
