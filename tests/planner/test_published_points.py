@@ -1,8 +1,9 @@
 """Rooflines beside published trainings: the bound on the use of FLOPs is above what was reached.
 
-Sources: MaxText, https://github.com/AI-Hypercomputer/maxtext/blob/main/README.md (Llama-2-70B on v5p-512, whose name
-counts cores: 65 %) and https://github.com/AI-Hypercomputer/tpu-recipes (Llama-3.1-8B on v6e-256: 45.5 %); NVIDIA's
-JAX-Toolbox (Llama of 8B on 8 H100: 33 % to 39 %). All of them shard weights fully and repeat activations.
+Llama-2-70B on v5p-512, whose name counts cores, reached 65 %, Llama-3.1-8B on v6e-256 45.5 %, on 8 H100 33 % to 39 %.
+Projects that publish such figures: MaxText, https://github.com/AI-Hypercomputer/maxtext, its recipes,
+https://github.com/AI-Hypercomputer/tpu-recipes, and NVIDIA's JAX-Toolbox. Sizes of batch and sequence are assumed here,
+as are full sharding and repeated activations.
 """
 
 import dataclasses
