@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist._support.types import PyTree
+from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.remat_scope import RematScope
 from keras_dist.layers.stacked_layers import scan_layers, stacked_weights
 from keras_dist.layers.weight_arguments import Identifier
@@ -32,33 +33,47 @@ _NO_WINDOW = np.iinfo(np.int32).max
 def blocks(
     config: NetworkConfig, is_causal: bool, scan: bool, remat: bool, initializer: Identifier, dtype: Any
 ) -> nnx.Module:
-    """Return a list of blocks, or one block for a stack."""
+    """Return a list of blocks, or one block for a stack.
+
+    Raises:
+        ModelError: blocks of a stack differ, because some have experts.
+    """
+    has_experts = [config.has_experts(layer) for layer in range(config.num_layers)]
+    if scan and len(set(has_experts)) > 1:
+        layers = [layer for layer, each in enumerate(has_experts) if not each]
+        given = f"scan=True, a network without experts in the layers {shorten(layers)}"
+        raise ModelError("layers with experts and without cannot be stacked", given=given, fix="use scan=False")
     with RematScope() if remat else contextlib.nullcontext():
-        made = [Block(config, is_causal, initializer, dtype=dtype) for _ in range(1 if scan else config.num_layers)]
+        made = [Block(config, is_causal, initializer, each, dtype=dtype) for each in has_experts[: 1 if scan else None]]
     return made[0] if scan else nnx.List(made)
 
 
 def run_blocks(
     layers: Any, config: NetworkConfig, hidden: jax.Array, spans: tuple[Span, Span], cache: Cache | None = None
-) -> tuple[jax.Array, Cache | None]:
-    """Return the output of all blocks, and the cache with new keys and values; it has noted the places in `spans`."""
+) -> tuple[jax.Array, Cache | None, jax.Array | None]:
+    """Return the output of all blocks, the cache with new keys and values, and the sum of the tallies of experts.
+
+    The cache has noted the places in `spans`.
+    """
     if isinstance(layers, Block):
         return _run_stack(layers, config, hidden, spans, cache)
     start = 0 if cache is None else cache.index - hidden.shape[1]
-    keys, values, positions, kinds = [], [], _positions(spans[0]), _kinds(config)
+    keys, values, tallies, positions, kinds = [], [], [], _positions(spans[0]), _kinds(config)
     turns = {rotary: angles(rotary, config, positions) for rotary in dict.fromkeys(rotary for _, rotary in kinds)}
     for number, (block, (window, rotary)) in enumerate(zip(layers, kinds, strict=True)):
         slots = None if cache is None else Slots(cache.keys[number], cache.values[number], jnp.asarray(start))
-        hidden, slots = block(hidden, turns[rotary], *spans, window, slots)
+        hidden, slots, each = block(hidden, turns[rotary], *spans, window, slots)
+        tallies += [] if each is None else [each]
         if slots is not None:
             keys.append(slots.keys)
             values.append(slots.values)
-    return hidden, None if cache is None else cache._replace(keys=tuple(keys), values=tuple(values))
+    cache = None if cache is None else cache._replace(keys=tuple(keys), values=tuple(values))
+    return hidden, cache, sum(tallies[1:], tallies[0]) if tallies else None
 
 
 def _run_stack(
     block: Block, config: NetworkConfig, hidden: jax.Array, spans: tuple[Span, Span], cache: Cache | None
-) -> tuple[jax.Array, Cache | None]:
+) -> tuple[jax.Array, Cache | None, jax.Array | None]:
     if not block.built:
         with stacked_weights(config.num_layers):
             block.build(hidden.shape)
@@ -68,19 +83,22 @@ def _run_stack(
     rows = [(span.segments, span.positions) for span in spans], turns if has_rows else None
 
     def call(block: Block, carry: PyTree, turn: PyTree, rows: PyTree) -> PyTree:
-        hidden, keys, values = carry
+        hidden, keys, values, tallies = carry
         slots = None if cache is None else Slots(keys, values, jnp.asarray(start), turn["layer"])
         own = [Span(span.index, *places) for span, places in zip(spans, rows[0], strict=True)]
         found = rows[1] if has_rows else turns
         if "rotary" in turn:
             found = [jax.tree.map(lambda *each: jax.lax.select_n(turn["rotary"], *each), *found)]
-        hidden, slots = block(hidden, found[0], *own, turn.get("window", window), slots)
-        return (hidden, None, None) if slots is None else (hidden, slots.keys, slots.values)
+        hidden, slots, each = block(hidden, found[0], *own, turn.get("window", window), slots)
+        tallies = None if each is None else tallies + each
+        return (hidden, *((None, None) if slots is None else (slots.keys, slots.values)), tallies)
 
-    carry = (hidden, None, None) if cache is None else (hidden, cache.keys, cache.values)
+    experts = config.experts if config.has_experts(0) else None
+    tallies = None if experts is None else jnp.zeros((len(hidden), 2, experts.num_experts))
+    carry = (hidden, *((None, None) if cache is None else (cache.keys, cache.values)), tallies)
     turn = {"layer": jnp.arange(config.num_layers), **differing}
-    hidden, keys, values = scan_layers(block, call, carry, turn, rows, pipelines=cache is None)
-    return hidden, None if cache is None else cache._replace(keys=keys, values=values)
+    hidden, keys, values, tallies = scan_layers(block, call, carry, turn, rows, pipelines=cache is None)
+    return hidden, None if cache is None else cache._replace(keys=keys, values=values), tallies
 
 
 def _per_layer(
