@@ -14,7 +14,7 @@ import jax
 from keras_dist.layers import EinsumDense, Layer, LayerNormalization, RMSNormalization
 from keras_dist.layers.weight_arguments import Identifier
 from keras_dist.ops.normalization import divided_by_rms, wide
-from keras_dist.pretrained.attending import Scores, Span, attend
+from keras_dist.pretrained.attending import Scores, Span, Windows, attend
 from keras_dist.pretrained.cache import Slots
 from keras_dist.pretrained.config import NetworkConfig
 from keras_dist.pretrained.feed_forward import Experts, FeedForward, kernel_initializer
@@ -81,7 +81,7 @@ class SelfAttention(Layer):
         angles: Angles | None,
         queries: Span,
         keys: Span,
-        window: int | jax.Array | None = None,
+        window: int | Windows | None = None,
         slots: Slots | None = None,
     ) -> tuple[jax.Array, Slots | None]:
         """Return the output (batch, length, hidden_size), and the slots with the new keys and values."""
@@ -138,7 +138,7 @@ class Block(Layer):
         angles: Angles | None,
         queries: Span,
         keys: Span,
-        window: int | jax.Array | None = None,
+        window: int | Windows | None = None,
         slots: Slots | None = None,
     ) -> tuple[jax.Array, Slots | None, jax.Array | None]:
         """Return the hidden vectors, the slots with the new keys and values, and the tallies of `Experts`, or None."""

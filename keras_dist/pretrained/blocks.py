@@ -1,8 +1,7 @@
 """The blocks of a network: a list of them, or one block with stacked weights in a loop.
 
-Layers of a network may differ in their window and in their rotary embeddings. In a loop these are arrays: an index into
-the distinct angles, and a window that is longer than any sequence for layers without one. A loop without a cache may be
-a pipeline, see `layers.Stack`.
+Layers of a network may differ in their window and in their rotary embeddings. In a loop these are indices into the
+distinct windows and angles. A loop without a cache may be a pipeline, see `layers.Stack`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from keras_dist._support.types import PyTree
@@ -20,14 +18,11 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.remat_scope import RematScope
 from keras_dist.layers.stacked_layers import scan_layers, stacked_weights
 from keras_dist.layers.weight_arguments import Identifier
-from keras_dist.pretrained.attending import Span
+from keras_dist.pretrained.attending import Span, Windows
 from keras_dist.pretrained.block import Block
 from keras_dist.pretrained.cache import Cache, Slots
 from keras_dist.pretrained.config import NetworkConfig, Rotary
 from keras_dist.pretrained.rotary import Angles, angles
-
-_NO_WINDOW = np.iinfo(np.int32).max
-"""A window that is longer than any sequence."""
 
 
 def blocks(
@@ -78,7 +73,7 @@ def _run_stack(
         with stacked_weights(config.num_layers):
             block.build(hidden.shape)
     start = 0 if cache is None else cache.index - hidden.shape[1]
-    window, turns, differing = _per_layer(config, _positions(spans[0]))
+    windows, turns, differing = _per_layer(config, _positions(spans[0]))
     has_rows = spans[0].positions is not None  # else the angles are equal for all rows
     rows = [(span.segments, span.positions) for span in spans], turns if has_rows else None
 
@@ -89,7 +84,8 @@ def _run_stack(
         found = rows[1] if has_rows else turns
         if "rotary" in turn:
             found = [jax.tree.map(lambda *each: jax.lax.select_n(turn["rotary"], *each), *found)]
-        hidden, slots, each = block(hidden, found[0], *own, turn.get("window", window), slots)
+        window = Windows(windows, turn["window"]) if "window" in turn else windows[0]
+        hidden, slots, each = block(hidden, found[0], *own, window, slots)
         tallies = None if each is None else tallies + each
         return (hidden, *((None, None) if slots is None else (slots.keys, slots.values)), tallies)
 
@@ -103,23 +99,19 @@ def _run_stack(
 
 def _per_layer(
     config: NetworkConfig, positions: jax.Array
-) -> tuple[int | None, list[Angles | None], dict[str, jax.Array]]:
-    """Return the window that layers share, the distinct angles, and arrays of what differs between layers."""
+) -> tuple[tuple[int | None, ...], list[Angles | None], dict[str, jax.Array]]:
+    """Return the distinct windows, the distinct angles, and indices into these where layers differ."""
     windows, rotaries = zip(*_kinds(config), strict=True)
+    distinct, kinds = list(dict.fromkeys(windows)), list(dict.fromkeys(rotaries))
     differing: dict[str, jax.Array] = {}
-    if len(set(windows)) > 1:
-        differing["window"] = jnp.array([_NO_WINDOW if window is None else window for window in windows], "int32")
-    distinct = list(dict.fromkeys(rotaries))
-    found = [angles(rotary, config, positions) for rotary in distinct]
-    if len(distinct) == 1:
-        return windows[0], found, differing
-    differing["rotary"] = jnp.array([distinct.index(rotary) for rotary in rotaries], "int32")
-    cosine, sine = next(each for each in found if each is not None)
-    return (
-        windows[0],
-        [(jnp.ones_like(cosine), jnp.zeros_like(sine)) if each is None else each for each in found],
-        differing,
-    )
+    if len(distinct) > 1:
+        differing["window"] = jnp.array([distinct.index(window) for window in windows], "int32")
+    found: list[Angles | None] = [angles(rotary, config, positions) for rotary in kinds]
+    if len(kinds) > 1:
+        differing["rotary"] = jnp.array([kinds.index(rotary) for rotary in rotaries], "int32")
+        cosine, sine = next(each for each in found if each is not None)
+        found = [(jnp.ones_like(cosine), jnp.zeros_like(sine)) if each is None else each for each in found]
+    return tuple(distinct), found, differing
 
 
 def _kinds(config: NetworkConfig) -> list[tuple[int | None, Rotary | None]]:
