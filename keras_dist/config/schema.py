@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from keras_dist._support.context_variables import with_value
 from keras_dist.config import mesh_shape
 from keras_dist.config.layouts import DataParallelConfig, DistributionConfig, MeshConfig, mesh_axes
 from keras_dist.config.problems import ConfigTable, as_table, as_tuple, refuse
@@ -269,11 +270,8 @@ class RunConfig(ConfigTable):
     @model_validator(mode="wrap")
     @classmethod
     def _knowing_the_axes(cls, value: Any, handler: ModelWrapValidatorHandler[RunConfig]) -> RunConfig:
-        token = mesh_axes.set(_axes((as_table(value) or {}).get("mesh")))
-        try:
+        with with_value(mesh_axes, _axes((as_table(value) or {}).get("mesh"))):
             return handler(value)
-        finally:
-            mesh_axes.reset(token)
 
 
 def _axes(mesh: object) -> tuple[str, ...]:
