@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Span(NamedTuple):
-    """The places of queries or keys.
+    """Positions and segments of queries or keys.
 
     Attributes:
         index: indices in the sequence, (length,): a query attends to keys with indices up to its own.
