@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 class Span(NamedTuple):
-    """The places of queries or keys.
+    """Positions and segments of queries or keys.
 
     Attributes:
         index: indices in the sequence, (length,): a query attends to keys with indices up to its own.

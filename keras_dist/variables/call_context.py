@@ -145,7 +145,7 @@ def note_created(variable: Variable, value: jax.Array) -> None:
 
 
 def refuse_in_call(what: str) -> None:
-    """Check that no layer's `call` runs, which would create `what` again in each call, and lose it."""
+    """Raise if a layer's `call` is running: each call would create `what` again, and nothing would keep it."""
     name = caller()
     if name is not None:
         given = f"{what} that call creates: each call would create new ones, which are never trained"
