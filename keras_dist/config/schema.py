@@ -127,6 +127,8 @@ class LoraConfig(ConfigTable):
         layers: regular expression, or several, for whole paths of layers or weights.
         alpha: scaling factor; None for `rank`.
         dropout: fraction of the inputs of the factors to drop in training.
+        rank_pattern: other ranks, by regular expressions for paths.
+        alpha_pattern: other scaling factors.
     """
 
     rank: int = Field(ge=1)
@@ -137,6 +139,8 @@ class LoraConfig(ConfigTable):
     ]
     alpha: float | None = Field(default=None, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    alpha_pattern: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
 
 
 class SaveConfig(ConfigTable):
