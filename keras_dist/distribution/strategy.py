@@ -376,6 +376,7 @@ def check_distribution(argument: str, value: Any) -> Distribution:
         return value
     expected = "a DataParallel, ModelParallel, FullySharded or your own Distribution of keras_dist"
     error = argument_error(argument, value, expected, error=DistributionError)
+    error.fix = "for example keras_dist.DataParallel(), over all devices"
     name = type(value).__name__
     if name in _MADE_OF and (isinstance(value, LayoutMap | DeviceMesh) or is_keras_object(value, name)):
         error.fix = _MADE_OF[name]
