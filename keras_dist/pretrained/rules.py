@@ -32,7 +32,8 @@ def rules(
         mesh: the mesh.
         axis: the axis. By default the last; with `stage` none.
         scan: whether blocks are stacked; by default as in `network`, or False for a config or a folder.
-        stage: axis of the stages of a pipeline, over which stacked blocks are sharded; see `layers.Stack`.
+        stage: axis of the stages of a pipeline, over which stacked blocks are sharded; see `layers.Stack`. Without
+            `axis`, embeddings and head are sharded over it by tokens, where it divides their number.
 
     Raises:
         DistributionError: the mesh has no such axis, or `stage` is given for blocks that are not stacked.
@@ -53,6 +54,8 @@ def rules(
     heads, kv, units, tokens = (
         [None] * 4 if axis is None else _axes(config, mesh, str(resolve_axes("axis", axis, mesh)))
     )
+    if axis is None and config.vocab_size is not None and config.vocab_size % mesh.axis_size(first) == 0:
+        tokens = first  # outside of the pipeline: each stage would compute the logits of all tokens
     found = LayoutMap(mesh)
     for path, axes in _of_layer(config, heads, kv, units).items():
         found[f"layers/{path}" if is_stack else rf"layers/\d+/{path}"] = (first, *axes) if is_stack else axes
