@@ -69,6 +69,7 @@ class StepProgram:
             `prefetch` are on the devices; and where the state is not donated, the results of a second step in flight.
         keeps_data: whether `fit` may keep a small dataset on the devices.
         pipelines: schedules of stacks of layers.
+        stages: stacks of layers that are sharded over stages and, without `micro_batches`, not pipelined.
     """
 
     lowered: jax.stages.Lowered
@@ -81,6 +82,7 @@ class StepProgram:
     pipelines: tuple[Pipeline, ...] = ()
     ahead_nbytes: int = 0
     keeps_data: bool = True
+    stages: tuple[Pipeline, ...] = ()
 
 
 @runtime_checkable
@@ -185,7 +187,9 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     options = choices.options
     ahead = (options.prefetch * (options.steps_per_execution or 1) - 1) * batch.nbytes_per_device
     ahead += 0 if options.donate else state.nbytes_per_device
-    notes = tuple(kernels), tuple(pipelines), ahead, options.steps_per_execution != 1
+    run = tuple(each for each in pipelines if each.micro_batches)
+    stages = tuple(each for each in pipelines if not each.micro_batches)
+    notes = tuple(kernels), run, ahead, options.steps_per_execution != 1, stages
     return StepProgram(lowered, state, batch, named, assumed, distribution, *notes)
 
 
