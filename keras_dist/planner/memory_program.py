@@ -64,6 +64,7 @@ _WITHOUT_MEMORY = (
 of Pallas for TPUs, whose intermediate results are in VMEM."""
 _BARRIERS = ("stablehlo.optimization_barrier", "sdy.sharding_constraint")
 """Views that XLA for CPUs removes before it looks for equal operations."""
+_TO_HOST = '_xla_buffer_placement = "pinned_host"'
 _WITH_BLOCKS = (*_named("case if while"), "sdy.manual_computation")
 
 
@@ -183,6 +184,8 @@ class Reader:
                 captured = {value for inner in made.blocks for value in _captured(inner)}
                 made.operands = [*operands, *(value for value in captured if value not in operands)]
             made.results = [self._value(result) for result in operation.results]
+            if name == "stablehlo.custom_call" and _TO_HOST in str(dict(operation.attributes)):
+                made.results[0].nbytes = 0
             if name == "stablehlo.while":
                 condition, body = made.blocks
                 _connect(operands, condition, body, made.results)

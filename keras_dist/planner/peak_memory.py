@@ -24,7 +24,6 @@ _LEAST_REARRANGED = 1 / 16
 """The part of the peak from which sorted arrays, and parts of arrays at steps, are of unknown memory."""
 _ROW = 16
 """Bytes from which an array is not a scalar: XLA for CPUs keeps what several operations broadcast of it."""
-
 _MOST_PASSED = 200
 """Elementwise operations after an array that are searched for the end of its life."""
 
