@@ -75,7 +75,7 @@ class Value:
     nbytes: int
     is_float32: bool = False
     padding: float = math.inf
-    """How many times its bytes it takes in products; infinite outside of products."""
+    """Factor of its bytes in products; infinite outside of products."""
     readers: list[Operation] = dataclasses.field(default_factory=list)
     flows_to: list[Value] = dataclasses.field(default_factory=list)
     """Values of a loop with the same elements: a carried argument, and the result."""

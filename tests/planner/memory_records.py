@@ -89,12 +89,12 @@ code of `keras-dist plan` is 1 for a step that does not fit, and 4 where this is
 - A result of several readers is kept if it takes less than the arrays from which it would be computed again.
 - TPUs compute costly values again, too, unless a loop stores them for its backward pass. Elementwise operations after a
   product are computed in it, and stored in place of its result. What `remat` keeps for the backward pass is stored.
-- TPUs compute lookups of one element of each row, such as those of the cross-entropy, by comparing indices.
+- TPUs compute lookups of one element of each row, such as in the cross-entropy, by comparing indices.
 - A product of which one operand is a vector is a multiplication and a reduction on TPUs.
 - XLA for TPUs rounds float32 operands of products of default precision to bfloat16. Arrays that only such products read
   take half the bytes, also in the stacked arrays of loops. Operands of products are computed in the product.
 - XLA for TPUs pads the channels of images, or the batch where that takes less, to multiples of 128 elements. It pads
-  two dims of operands and results of products, not those of the batch, to 8 and 128.
+  two dims of operands and results of products, but no batch dims, to 8 and 128.
 - XLA for CPUs undoes `remat` outside of loops: it computes equal operations once.
 - Donated arguments, views and updates in place need no memory of their own.
 
