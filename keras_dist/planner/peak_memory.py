@@ -10,57 +10,22 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from keras_dist.planner.halos import labels_of, numbers_of
-from keras_dist.planner.sharded_module import ShardedModule, layer_in, name_of, operations_in, text_of
+from keras_dist.planner import memory_program as program
+from keras_dist.planner.memory_program import Block, Operation, Reader, Value
+from keras_dist.planner.sharded_module import ShardedModule
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
 
 
-def _named(names: str, dialect: str = "stablehlo") -> frozenset[str]:
-    return frozenset(f"{dialect}.{name}" for name in names.split())
-
-
-_CHEAP = _named(
-    "abs add and broadcast_in_dim ceil clamp compare complex concatenate convert dynamic_slice floor imag is_finite "
-    "maximum minimum multiply negate not or pad popcnt real reduce_precision reverse round_nearest_afz "
-    "round_nearest_even select shift_left shift_right_arithmetic shift_right_logical sign slice subtract transpose xor"
-) | {"chlo.square"}
-"""Operations that XLA computes again for each reader rather than keep their results."""
-_COSTLY = _named(
-    "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt sine "
-    "sqrt tan tanh"
-) | _named("acos acosh asin asinh atanh cosh digamma erf erf_inv erfc lgamma sinh tan", "chlo")
-"""Elementwise operations that XLA computes once for several readers."""
-_FUSED = _CHEAP | _COSTLY
-_VIEWS = _named("bitcast_convert optimization_barrier reshape") | {"sdy.sharding_constraint"}
-"""Operations whose results are other names of their operands."""
-_CONSTANTS = _named("constant iota partition_id") | {"sdy.constant"}
-_FROM_MEMORY = _named(
-    "case cholesky convolution custom_call dot_general fft gather if reduce_window rng_bit_generator scatter "
-    "select_and_scatter sort triangular_solve while"
-) | {"return"}
-"""Operations that read arrays from memory, so that a result which they need is allocated."""
-_PRODUCTS = _named("convolution dot_general")
-_MOVES = _VIEWS | _named("broadcast_in_dim concatenate convert dynamic_slice dynamic_update_slice slice transpose")
-"""Operations whose results have the elements of their operands."""
-_OPAQUE = _named("cholesky custom_call fft triangular_solve")
-"""Operations that may need memory beside their results."""
+_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 _LEAST_REARRANGED = 1 / 16
 """The part of the peak from which sorted arrays, and parts of arrays at steps, are of unknown memory."""
-_WITHOUT_MEMORY = (
-    *("Sharding", "SPMD", "annotate_device_placement", "cu_threefry", "xla.sdy", "xla_ffi_p", "xla_python"),
-    "tpu_custom_call",
-)
-"""Beginnings of names of custom calls without such memory: annotations, random bits, callbacks of the host, and kernels
-of Pallas for TPUs, whose intermediate results are in VMEM."""
-_TO_HOST = '_xla_buffer_placement = "pinned_host"'
-_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
-_LANES = 128
-"""Elements of the last dim of a tile in the memory of TPUs."""
-_WITH_BLOCKS = (*_named("case if while"), "sdy.manual_computation")
+_ROW = 16
+"""Bytes from which an array is not a scalar: XLA for CPUs keeps what several operations broadcast of it."""
+_MOST_PASSED = 200
+"""Elementwise operations after an array that are searched for the end of its life."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,194 +42,32 @@ class PeakMemory:
     opaque: tuple[str, ...]
 
 
-@dataclasses.dataclass(eq=False)
-class Value:
-    """A result of an operation, or an argument of a block."""
-
-    nbytes: int
-    is_float32: bool = False
-    readers: list[Operation] = dataclasses.field(default_factory=list)
-    flows_to: list[Value] = dataclasses.field(default_factory=list)
-    """Values of a loop with the same elements: a carried argument, and the result."""
-
-
-@dataclasses.dataclass(eq=False)
-class Operation:
-    """An operation with the blocks inside it."""
-
-    name: str
-    operands: list[Value]
-    results: list[Value]
-    blocks: list[Block] = dataclasses.field(default_factory=list)
-    is_rounded: bool = False
-    """Whether it is a product of default precision: TPUs round its operands to bfloat16."""
-
-
-@dataclasses.dataclass(eq=False)
-class Block:
-    """Operations in program order; the last one is `return`."""
-
-    arguments: list[Value]
-    operations: list[Operation]
-
-    @property
-    def returned(self) -> list[Value]:
-        """The values that the block returns."""
-        return self.operations[-1].operands
-
-
-def _read_main(reader: _Reader, module: ShardedModule) -> Block:
-    """Return `main` of a module with the calls of functions in it replaced by their operations."""
-    main = reader.block(module.functions["main"].regions[0].blocks[0], {})
-    if module.platform == "tpu":
-        for value in [each for each in reader.values if each.is_float32 and _is_rounded(each, set())]:
-            value.nbytes //= 2
-    return main
-
-
-class _Reader:
-    def __init__(self, module: ShardedModule) -> None:
-        self._module = module
-        self._padding = _padding_of_images(module) if module.platform == "tpu" else {}
-        self.values: list[Value] = []
-        self.opaque: dict[str, None] = {}
-        self.rearranged: dict[str, int] = {}
-
-    def block(self, block: Any, known: dict[Any, Value]) -> Block:
-        arguments = [self._value(argument) for argument in block.arguments]
-        known |= zip(block.arguments, arguments, strict=True)
-        operations: list[Operation] = []
-        self._read(block, known, operations)
-        return Block(arguments, operations)
-
-    def _value(self, value: Any) -> Value:
-        nbytes = self._module.nbytes(value)
-        if padded := self._padding.get(tuple(self._module.local_shape(value))):
-            nbytes = int(nbytes * padded)
-        found = Value(nbytes, str(getattr(value.type, "element_type", "")) == "f32")
-        self.values.append(found)
-        return found
-
-    def _read(self, block: Any, known: dict[Any, Value], into: list[Operation]) -> None:
-        for each in block.operations:
-            operation = each.operation
-            operands = [known[operand] for operand in operation.operands]
-            if operation.name == "func.call":
-                self._call(operation, operands, known, into)
-                continue
-            if operation.name in _OPAQUE and (described := _opaque(operation)):
-                self.opaque[described] = None
-            if _rearranges(operation):
-                described, nbytes = _described(operation), max(map(self._module.nbytes, operation.results))
-                self.rearranged[described] = max(nbytes, self.rearranged.get(described, 0))
-            name = "return" if operation.name in ("func.return", "stablehlo.return", "sdy.return") else operation.name
-            made = Operation(name, operands, [])
-            if operation.name in _WITH_BLOCKS:
-                made.blocks = [self.block(inner, known) for region in operation.regions for inner in region.blocks]
-                captured = {value for inner in made.blocks for value in _captured(inner)}
-                made.operands = [*operands, *(value for value in captured if value not in operands)]
-            made.results = [self._value(result) for result in operation.results]
-            if name == "stablehlo.custom_call" and _TO_HOST in str(dict(operation.attributes)):
-                made.results[0].nbytes = 0
-            if name == "stablehlo.while":
-                condition, body = made.blocks
-                _connect(operands, condition, body, made.results)
-            elif name in _PRODUCTS:
-                made.is_rounded = "HIGH" not in str(dict(operation.attributes).get("precision_config"))
-            known |= zip(operation.results, made.results, strict=True)
-            for operand in dict.fromkeys(made.operands):
-                operand.readers.append(made)
-            into.append(made)
-
-    def _call(self, call: Any, operands: list[Value], known: dict[Any, Value], into: list[Operation]) -> None:
-        block = self._module.functions[text_of(call.attributes["callee"])].regions[0].blocks[0]
-        inner = dict(zip(block.arguments, operands, strict=True))
-        self._read(block, inner, into)
-        returned = into.pop()
-        for operand in dict.fromkeys(returned.operands):
-            operand.readers.remove(returned)
-        known |= zip(call.results, returned.operands, strict=True)
-
-
-def _padding_of_images(module: ShardedModule) -> dict[tuple[int, ...], float]:
-    """Return how many times its bytes an array of a shape takes: XLA for TPUs pads channels or batch to `_LANES`."""
-    found: dict[tuple[int, ...], float] = {}
-    for operation in (each for function in module.functions.values() for each in operations_in(function)):
-        if operation.name != "stablehlo.convolution":
-            continue
-        image, kernel, result = labels_of(operation)
-        for value, labels, ends in zip(
-            (*operation.operands, operation.results[0]), (image, kernel, result), ("bf", "io", "bf"), strict=True
-        ):
-            shape = module.local_shape(value)
-            sizes = [shape[labels.index(end)] for end in ends]
-            found[tuple(shape)] = min(-(-size // _LANES) * _LANES / size for size in sizes if size)
-    return found
-
-
-def _opaque(operation: Any) -> str:
-    """Describe an operation of unknown memory; empty if it needs none."""
-    if operation.name != "stablehlo.custom_call":
-        return _described(operation)
-    target = text_of(operation.attributes["call_target_name"])
-    return "" if target.startswith(_WITHOUT_MEMORY) else _described(operation, f"the kernel {target}")
-
-
-def _described(operation: Any, name: str = "") -> str:
-    name, layer = name or operation.name.rpartition(".")[2], layer_in(name_of(operation))
-    return f"{name} in {layer}" if layer else name
-
-
-def _rearranges(operation: Any) -> bool:
-    """Return whether XLA for TPUs needs unknown copies: of what is sorted, and of elements at steps."""
-    if operation.name == "stablehlo.slice":
-        return any(stride != 1 for stride in numbers_of(operation.attributes["strides"]))
-    if operation.name == "stablehlo.pad":
-        return any(numbers_of(operation.attributes["interior_padding"]))
-    return operation.name == "stablehlo.sort"
-
-
-def _connect(operands: list[Value], condition: Block, body: Block, results: list[Value]) -> None:
-    """Note where the values that a loop carries go."""
-    for place, result in enumerate(results):
-        carried = [condition.arguments[place], body.arguments[place], result]
-        operands[place].flows_to += carried
-        body.returned[place].flows_to += carried
-
-
-def _is_rounded(value: Value, seen: set[Value]) -> bool:
-    """Whether a value is only read by products that round it."""
-    if value in seen:
-        return True
-    seen.add(value)
-    for reader in value.readers:
-        if reader.name in _MOVES or (reader.name in _FUSED and value.readers == [reader]):
-            ends_rounded = _is_rounded(reader.results[0], seen)
-        else:
-            is_carried = reader.name == "stablehlo.while" or (reader.name == "return" and bool(value.flows_to))
-            ends_rounded = is_carried or reader.is_rounded
-        if not ends_rounded:
-            return False
-    return all(_is_rounded(each, seen) for each in value.flows_to)
-
-
-def _captured(block: Block) -> Iterable[Value]:
-    """Yield the values from outside that a block reads."""
-    own = {*block.arguments, *(result for operation in block.operations for result in operation.results)}
-    for operation in block.operations:
-        yield from (operand for operand in operation.operands if operand not in own)
-
-
 def peak_memory(module: ShardedModule) -> PeakMemory:
     """Estimate the peak of intermediate results on one device."""
     main = module.functions["main"]
     attributes = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else ()  # noqa: SIM401
     arguments = zip(main.regions[0].blocks[0].arguments, attributes, strict=False)
     donated = [module.nbytes(argument) for argument, given in arguments if any(name in given for name in _DONATED)]
-    reader = _Reader(module)
-    nbytes = _Simulation(_read_main(reader, module), module.platform == "tpu", donated).run()
+    reader = Reader(module)
+    nbytes = _Simulation(reader.main(), module.platform == "tpu", donated).run()
     large = [name for name, size in reader.rearranged.items() if size > _LEAST_REARRANGED * nbytes]
     return PeakMemory(nbytes, tuple(dict.fromkeys((*reader.opaque, *large))))
+
+
+def _joined_to_products(block: Block) -> frozenset[Value]:
+    """Return elementwise results that XLA for TPUs computes in a product, and stores in place of its result."""
+    last, joined = set[Value](), set[Value]()
+    for operation in block.operations:
+        if operation.name in program.PRODUCTS:
+            last.add(operation.results[0])
+        if operation.name not in program.VIEWS | program.FUSED - program.RESIZED:
+            continue
+        before = [operand for operand in operation.operands if operand in last and operand.readers == [operation]]
+        if before:
+            last.difference_update(before)
+            last.add(operation.results[0])
+            joined.add(operation.results[0])
+    return frozenset(last & joined)
 
 
 class _Simulation:
@@ -277,6 +80,7 @@ class _Simulation:
         self._index = {operation: index for index, operation in enumerate(block.operations)}
         self._sinks: dict[Value, set[Operation]] = {}
         self._is_kept: dict[Value, bool] = {}
+        self._joined = _joined_to_products(block) if is_tpu else frozenset[Value]()
         for operation in reversed(block.operations):
             for result in operation.results:
                 self._decide(operation, result)
@@ -288,30 +92,39 @@ class _Simulation:
         for reader in readers:
             if reader not in self._index or not reader.results:
                 sinks.add(reader)
-            elif reader.name in _VIEWS or (reader.name in _FUSED and not self._is_kept[reader.results[0]]):
+            elif reader.name in program.FUSED | program.VIEWS and not self._is_kept[reader.results[0]]:
                 sinks |= self._sinks[reader.results[0]]
             else:
                 sinks.add(reader)
         self._sinks[result] = sinks
-        if operation.name in _CONSTANTS or operation.name in _VIEWS:
+        if operation.name in program.CONSTANTS or operation.name in program.VIEWS:
             self._is_kept[result] = False
-        elif operation.name in _FUSED:
-            is_needed = any(self._needs_memory(reader, result) for reader in readers)
-            # XLA for TPUs computes costly values again, too, unless a loop stores them
-            is_stored = any(sink.name == "stablehlo.dynamic_update_slice" for sink in sinks)
-            is_costly = operation.name in _COSTLY and (is_stored or not self._is_tpu)
-            self._is_kept[result] = is_needed or (is_costly and len(sinks) > 1)
+        elif operation.name in program.FUSED:
+            is_needed = result in self._joined or any(self._needs_memory(reader, result) for reader in readers)
+            self._is_kept[result] = is_needed or (len(sinks) > 1 and self._is_costly(operation, sinks))
         else:
             self._is_kept[result] = True
 
+    def _is_costly(self, operation: Operation, sinks: set[Operation]) -> bool:
+        """Whether a result of several readers is computed once."""
+        if self._is_tpu:  # it computes costly values again, too, unless a loop stores them
+            is_stored = any(sink.name == "stablehlo.dynamic_update_slice" for sink in sinks)
+            return is_stored and operation.name in program.COSTLY
+        if operation.name == "stablehlo.broadcast_in_dim":
+            return operation.operands[0].nbytes >= _ROW and len(operation.results[0].readers) > 1
+        return operation.name in program.COSTLY
+
     def _needs_memory(self, reader: Operation, value: Value) -> bool:
-        if reader.name in _VIEWS and reader in self._index:
+        if self._is_tpu and reader.name == "stablehlo.optimization_barrier":
+            places = [place for place, operand in enumerate(reader.operands) if operand is value]
+            return any(reader.results[place].readers for place in places)
+        if reader.name in program.VIEWS and reader in self._index:
             return any(self._needs_memory(each, reader.results[0]) for each in reader.results[0].readers)
         if reader.name.startswith("sdy."):
             return True
         if reader.name == "stablehlo.dynamic_update_slice":
             return value is reader.operands[0]
-        return reader.name in _FROM_MEMORY and not (self._is_tpu and reader.name in _PRODUCTS)
+        return reader.name in program.FROM_MEMORY and not (self._is_tpu and reader.name in program.PRODUCTS)
 
     def run(self) -> int:
         """Return the peak bytes."""
@@ -351,14 +164,40 @@ class _Simulation:
         for index, operation in enumerate(self._block.operations):
             read = frozenset[Value]().union(*map(self._roots_of, operation.operands))
             for place, result in enumerate(operation.results):
+                if not self._is_kept[result] and self._is_smaller(operation, result):
+                    self._is_kept[result] = True
                 self._roots[result] = self._roots_made(operation, place, result, read)
             if not operation.results or any(self._roots[result] != read or not read for result in operation.results):
                 self._last |= dict.fromkeys(read, index)
 
+    def _is_smaller(self, operation: Operation, result: Value) -> bool:
+        """Whether an array of several readers takes less than the arrays from which it would be computed again."""
+        if operation.name not in program.FUSED or len(self._sinks[result]) < 2:
+            return False
+        roots = frozenset[Value]().union(*map(self._roots_of, operation.operands)).difference(self._block.arguments)
+        large = [root for root in roots if root.nbytes >= result.nbytes]
+        end = self._end_of(result, None) if len(large) > 1 else 0
+        return sum(self._end_of(root, result) < end for root in large) > 1
+
+    def _end_of(self, value: Value, without: Value | None) -> int:
+        """Return where a value is read last, except through the value `without`; at the end, if that takes long."""
+        seen, waiting, end = {without, value}, [value], -1
+        while waiting:
+            for reader in waiting.pop().readers:
+                is_passed_on = reader in self._index and not any(self._is_kept[result] for result in reader.results)
+                if not is_passed_on or not reader.results:
+                    end = max(end, self._index.get(reader, len(self._index)))
+                    continue
+                waiting += [result for result in reader.results if result not in seen]
+                seen.update(reader.results)
+            if len(seen) > _MOST_PASSED:
+                return len(self._index)
+        return end
+
     def _roots_made(self, operation: Operation, place: int, result: Value, read: frozenset[Value]) -> frozenset[Value]:
-        if operation.name in _CONSTANTS:
+        if operation.name in program.CONSTANTS:
             return frozenset()
-        if operation.name in _VIEWS:
+        if operation.name in program.VIEWS:
             return self._roots_of(operation.operands[place])
         if not self._is_kept[result]:
             return read
@@ -377,7 +216,7 @@ class _Simulation:
         """Yield the arrays whose memory a result may take: they are read for the last time."""
         if operation.name in ("stablehlo.while", "stablehlo.scatter"):
             operands = [operation.operands[place]]
-        elif operation.name in _FUSED:
+        elif operation.name in program.FUSED:
             operands = operation.operands
         else:
             return
@@ -389,7 +228,7 @@ class _Simulation:
     ) -> bool:
         """Whether a result takes the place of an argument of the block."""
         if self._donated is not None:
-            if result not in returned or operation.name not in _FUSED or not self._donated[result.nbytes]:
+            if result not in returned or operation.name not in program.FUSED or not self._donated[result.nbytes]:
                 return False
             self._donated[result.nbytes] -= 1
             return True

@@ -1,0 +1,293 @@
+"""The program of one device as `peak_memory` reads it: operations with the bytes of their results, without calls.
+
+Names of operations are what XLA computes: a product without two matrices is a multiplication or a reduction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from keras_dist.planner.halos import numbers_of
+from keras_dist.planner.sharded_module import ShardedModule, layer_in, name_of, operations_in, text_of
+from keras_dist.planner.tile_padding import padded_images, padded_in_product, without_product
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# the operations of MLIR have no types
+
+
+def _named(names: str, dialect: str = "stablehlo") -> frozenset[str]:
+    return frozenset(f"{dialect}.{name}" for name in names.split())
+
+
+_CHEAP = _named(
+    "abs add and broadcast_in_dim ceil clamp compare complex concatenate convert dynamic_slice floor imag is_finite "
+    "maximum minimum multiply negate not or pad popcnt real reduce_precision reverse round_nearest_afz "
+    "round_nearest_even select shift_left shift_right_arithmetic shift_right_logical sign slice subtract transpose xor"
+) | {"chlo.square"}
+"""Operations that XLA computes again for each reader rather than keep their results."""
+COSTLY = _named(
+    "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt sine "
+    "sqrt tan tanh"
+) | _named("acos acosh asin asinh atanh cosh digamma erf erf_inv erfc lgamma sinh tan", "chlo")
+"""Elementwise operations that XLA computes once for several readers."""
+FUSED = _CHEAP | COSTLY
+VIEWS = _named("bitcast_convert optimization_barrier reshape") | {"sdy.sharding_constraint"}
+"""Operations whose results are other names of their operands."""
+CONSTANTS = _named("constant iota partition_id") | {"sdy.constant"}
+FROM_MEMORY = _named(
+    "case cholesky convolution custom_call dot_general fft gather if reduce_window rng_bit_generator scatter "
+    "select_and_scatter sort triangular_solve while"
+) | {"return"}
+"""Operations that read arrays from memory, so that a result which they need is allocated."""
+PRODUCTS = _named("convolution dot_general")
+_REPEATABLE = (
+    FUSED
+    | _named("constant convolution dot_general gather iota reduce reshape")
+    | _named("all_gather all_reduce all_slice all_to_all collective_permute constant reduce_scatter", "sdy")
+)
+"""Operations of which XLA for CPUs computes equal ones once."""
+_MOVES = VIEWS | _named("broadcast_in_dim concatenate convert dynamic_slice dynamic_update_slice slice transpose")
+"""Operations whose results have the elements of their operands."""
+RESIZED = _named("broadcast_in_dim concatenate dynamic_slice pad slice")
+"""Operations of `FUSED` whose results have another number of elements."""
+_OPAQUE = _named("cholesky custom_call fft triangular_solve")
+"""Operations that may need memory beside their results."""
+_WITHOUT_MEMORY = (
+    *("Sharding", "SPMD", "annotate_device_placement", "cu_threefry", "xla.sdy", "xla_ffi_p", "xla_python"),
+    "tpu_custom_call",
+)
+"""Beginnings of names of custom calls without such memory: annotations, random bits, callbacks of the host, and kernels
+of Pallas for TPUs, whose intermediate results are in VMEM."""
+_BARRIERS = ("stablehlo.optimization_barrier", "sdy.sharding_constraint")
+"""Views that XLA for CPUs removes before it looks for equal operations."""
+_TO_HOST = '_xla_buffer_placement = "pinned_host"'
+_WITH_BLOCKS = (*_named("case if while"), "sdy.manual_computation")
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """A result of an operation, or an argument of a block."""
+
+    nbytes: int
+    is_float32: bool = False
+    padding: float = math.inf
+    """Factor of its bytes in products; infinite outside of products."""
+    readers: list[Operation] = dataclasses.field(default_factory=list)
+    flows_to: list[Value] = dataclasses.field(default_factory=list)
+    """Values of a loop with the same elements: a carried argument, and the result."""
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether products need more than its bytes."""
+        return 1 < self.padding < math.inf
+
+
+@dataclasses.dataclass(eq=False)
+class Operation:
+    """An operation with the blocks inside it."""
+
+    name: str
+    operands: list[Value]
+    results: list[Value]
+    blocks: list[Block] = dataclasses.field(default_factory=list)
+    is_rounded: bool = False
+    """Whether it is a product of default precision: TPUs round its operands to bfloat16."""
+
+
+@dataclasses.dataclass(eq=False)
+class Block:
+    """Operations in program order; the last one is `return`."""
+
+    arguments: list[Value]
+    operations: list[Operation]
+
+    @property
+    def returned(self) -> list[Value]:
+        """The values that the block returns."""
+        return self.operations[-1].operands
+
+
+class Reader:
+    """Reads operations; afterwards it has the `opaque` ones, and the bytes of those that `rearranged` arrays."""
+
+    def __init__(self, module: ShardedModule) -> None:
+        self._module = module
+        self._padding = padded_images(module) if module.platform == "tpu" else {}
+        self._values: list[Value] = []
+        self._reshapes: list[Operation] = []
+        self._known_results: dict[Any, list[Value]] = {}  # of the block that is read, by operation and operands
+        self.opaque: dict[str, None] = {}
+        self.rearranged: dict[str, int] = {}
+
+    def main(self) -> Block:
+        """Return `main` of the module with the calls of functions in it replaced by their operations."""
+        main = self._block(self._module.functions["main"].regions[0].blocks[0], {})
+        if self._module.platform == "tpu":
+            self._round_and_pad()
+        return main
+
+    def _block(self, block: Any, known: dict[Any, Value]) -> Block:
+        arguments = [self._value(argument) for argument in block.arguments]
+        known |= zip(block.arguments, arguments, strict=True)
+        operations: list[Operation] = []
+        outer, self._known_results = self._known_results, {}
+        self._read(block, known, operations)
+        self._known_results = outer
+        return Block(arguments, operations)
+
+    def _round_and_pad(self) -> None:
+        """Note what XLA for TPUs rounds to bfloat16, and pads to tiles; it copies arrays that get other tiles."""
+        rounded = [each for each in self._values if each.is_float32 and not each.is_padded and _is_rounded(each, set())]
+        for value in rounded:
+            value.nbytes //= 2
+        for reshape in self._reshapes:
+            if reshape.operands[0].is_padded or reshape.results[0].is_padded:
+                reshape.name = "copy"
+        for value in self._values:
+            value.nbytes = int(value.nbytes * value.padding) if value.is_padded else value.nbytes
+
+    def _value(self, value: Any) -> Value:
+        nbytes = self._module.nbytes(value)
+        if padded := self._padding.get(tuple(self._module.local_shape(value))):
+            nbytes = int(nbytes * padded)
+        found = Value(nbytes, str(getattr(value.type, "element_type", "")) == "f32")
+        self._values.append(found)
+        return found
+
+    def _read(self, block: Any, known: dict[Any, Value], into: list[Operation]) -> None:
+        for each in block.operations:
+            operation = each.operation
+            operands = [known[operand] for operand in operation.operands]
+            if self._module.platform == "cpu" and operation.name in _BARRIERS:
+                known |= zip(operation.results, operands, strict=True)
+                continue
+            key = self._key_of(operation, operands) if self._module.platform == "cpu" else None
+            if key in self._known_results:
+                known |= zip(operation.results, self._known_results[key], strict=True)
+                continue
+            if operation.name == "func.call":
+                self._call(operation, operands, known, into)
+                continue
+            if operation.name in _OPAQUE and (described := _opaque(operation)):
+                self.opaque[described] = None
+            if _rearranges(operation):
+                described, nbytes = _described(operation), max(map(self._module.nbytes, operation.results))
+                self.rearranged[described] = max(nbytes, self.rearranged.get(described, 0))
+            name = self._name(operation)
+            made = Operation(name, operands, [])
+            if operation.name in _WITH_BLOCKS:
+                made.blocks = [self._block(inner, known) for region in operation.regions for inner in region.blocks]
+                captured = {value for inner in made.blocks for value in _captured(inner)}
+                made.operands = [*operands, *(value for value in captured if value not in operands)]
+            made.results = [self._value(result) for result in operation.results]
+            if name == "stablehlo.custom_call" and _TO_HOST in str(dict(operation.attributes)):
+                made.results[0].nbytes = 0
+            if name == "stablehlo.while":
+                condition, body = made.blocks
+                _connect(operands, condition, body, made.results)
+            elif name == "stablehlo.reshape":
+                self._reshapes.append(made)
+            elif name in PRODUCTS:
+                if name == "stablehlo.dot_general" and self._module.platform == "tpu":
+                    paddings = padded_in_product(operation, self._module)
+                    for value, padding in zip((*operands, *made.results), paddings, strict=True):
+                        value.padding = min(value.padding, padding)
+                made.is_rounded = "HIGH" not in str(dict(operation.attributes).get("precision_config"))
+            if key is not None:
+                self._known_results[key] = made.results
+            known |= zip(operation.results, made.results, strict=True)
+            for operand in dict.fromkeys(made.operands):
+                operand.readers.append(made)
+            into.append(made)
+
+    def _key_of(self, operation: Any, operands: list[Value]) -> Any:
+        """Return a key that equal operations have, or None. XLA for CPUs undoes `remat` outside of loops."""
+        if operation.name not in _REPEATABLE:
+            return None
+        inside = tuple(each.name for each in operations_in(operation))
+        return *inside, *dict(operation.attributes).items(), operation.results[0].type, *operands
+
+    def _name(self, operation: Any) -> str:
+        is_tpu = self._module.platform == "tpu"
+        if operation.name in ("func.return", "stablehlo.return", "sdy.return"):
+            return "return"
+        if operation.name == "stablehlo.dot_general" and (kind := without_product(operation, is_tpu)):
+            return f"stablehlo.{kind}"
+        if is_tpu and _is_one_of_each_row(operation):
+            return "stablehlo.reduce" if operation.name == "stablehlo.gather" else "stablehlo.select"
+        return operation.name
+
+    def _call(self, call: Any, operands: list[Value], known: dict[Any, Value], into: list[Operation]) -> None:
+        block = self._module.functions[text_of(call.attributes["callee"])].regions[0].blocks[0]
+        inner = dict(zip(block.arguments, operands, strict=True))
+        self._read(block, inner, into)
+        returned = into.pop()
+        for operand in dict.fromkeys(returned.operands):
+            operand.readers.remove(returned)
+        known |= zip(call.results, returned.operands, strict=True)
+
+
+def _opaque(operation: Any) -> str:
+    """Describe an operation of unknown memory; empty if it needs none."""
+    if operation.name != "stablehlo.custom_call":
+        return _described(operation)
+    target = text_of(operation.attributes["call_target_name"])
+    return "" if target.startswith(_WITHOUT_MEMORY) else _described(operation, f"the kernel {target}")
+
+
+def _described(operation: Any, name: str = "") -> str:
+    name, layer = name or operation.name.rpartition(".")[2], layer_in(name_of(operation))
+    return f"{name} in {layer}" if layer else name
+
+
+def _is_one_of_each_row(operation: Any) -> bool:
+    """Whether an operation takes or sets one element of each row: XLA for TPUs compares the index with all places."""
+    kind = operation.name.rpartition(".")[2]
+    if kind not in ("gather", "scatter"):
+        return False
+    numbers = str(operation.attributes["dimension_numbers" if kind == "gather" else "scatter_dimension_numbers"])
+    return "batching_dims" in numbers and not re.search(r"(offset|update_window)_dims = \[\d", numbers)
+
+
+def _rearranges(operation: Any) -> bool:
+    """Return whether XLA for TPUs needs unknown copies: of what is sorted, and of elements at steps."""
+    if operation.name == "stablehlo.slice":
+        return any(stride != 1 for stride in numbers_of(operation.attributes["strides"]))
+    if operation.name == "stablehlo.pad":
+        return any(numbers_of(operation.attributes["interior_padding"]))
+    return operation.name == "stablehlo.sort"
+
+
+def _connect(operands: list[Value], condition: Block, body: Block, results: list[Value]) -> None:
+    """Note where the values that a loop carries go."""
+    for place, result in enumerate(results):
+        carried = [condition.arguments[place], body.arguments[place], result]
+        operands[place].flows_to += carried
+        body.returned[place].flows_to += carried
+
+
+def _is_rounded(value: Value, seen: set[Value]) -> bool:
+    """Whether a value is only read by products that round it."""
+    if value in seen:
+        return True
+    seen.add(value)
+    for reader in value.readers:
+        if reader.name in _MOVES or (reader.name in FUSED and value.readers == [reader]):
+            ends_rounded = _is_rounded(reader.results[0], seen)
+        else:
+            is_carried = reader.name == "stablehlo.while" or (reader.name == "return" and bool(value.flows_to))
+            ends_rounded = is_carried or reader.is_rounded
+        if not ends_rounded:
+            return False
+    return all(_is_rounded(each, seen) for each in value.flows_to)
+
+
+def _captured(block: Block) -> Iterable[Value]:
+    """Yield the values from outside that a block reads."""
+    own = {*block.arguments, *(result for operation in block.operations for result in operation.results)}
+    for operation in block.operations:
+        yield from (operand for operand in operation.operands if operand not in own)

@@ -1,0 +1,72 @@
+"""Padding in the memory of TPUs: the two innermost dims of an array are padded to tiles of 8 x 128 elements.
+
+XLA chooses the innermost dims for least padding, but neither batch dims of a product nor spatial dims of images.
+
+Source: https://openxla.org/xla/tiled_layout
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from keras_dist.planner.halos import labels_of
+from keras_dist.planner.sharded_module import ShardedModule, operations_in
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# the operations of MLIR have no types
+
+_LANES, _SUBLANES = 128, 8
+
+
+def padded_images(module: ShardedModule) -> dict[tuple[int, ...], float]:
+    """Return, for shapes of shards in convolutions, how many times its bytes an array takes."""
+    found: dict[tuple[int, ...], float] = {}
+    for operation in (each for function in module.functions.values() for each in operations_in(function)):
+        if operation.name == "stablehlo.convolution":
+            values = *operation.operands, operation.results[0]
+            for value, labels, ends in zip(values, labels_of(operation), ("bf", "io", "bf"), strict=True):
+                shape = module.local_shape(value)
+                sizes = [shape[labels.index(end)] for end in ends]
+                found[tuple(shape)] = min(_padded(size, _LANES) for size in sizes if size)
+    return found
+
+
+def padded_in_product(operation: Any, module: ShardedModule) -> Iterable[float]:
+    """Yield how many times their bytes both operands of a product and its result take."""
+    numbers = str(operation.attributes["dot_dimension_numbers"])
+    batch = [_dims(numbers, f"{side}_batching_dimensions") for side in ("lhs", "rhs")]
+    for value, dims in zip((*operation.operands, operation.results[0]), (*batch, range(len(batch[0]))), strict=True):
+        shape = module.local_shape(value)
+        yield _least([size for dim, size in enumerate(shape) if dim not in dims])
+
+
+def without_product(operation: Any, is_tpu: bool) -> str:
+    """Return what XLA computes instead of a product without two matrices, `multiply` or `reduce`; empty for others."""
+    numbers, free = str(operation.attributes["dot_dimension_numbers"]), []
+    for side, operand in zip(("lhs", "rhs"), operation.operands, strict=True):
+        used = [dim for kind in ("batching", "contracting") for dim in _dims(numbers, f"{side}_{kind}_dimensions")]
+        free.append(math.prod(size for dim, size in enumerate(operand.type.shape) if dim not in used))
+    if min(free) > 1:
+        return ""
+    is_contracted = bool(_dims(numbers, "lhs_contracting_dimensions"))
+    return ("reduce" if is_tpu else "") if is_contracted else "multiply"
+
+
+def _dims(numbers: str, name: str) -> list[int]:
+    found = re.search(rf"{name} = \[([\d, ]*)\]", numbers)
+    return [int(dim) for dim in found[1].split(",")] if found and found[1].strip() else []
+
+
+def _least(sizes: Sequence[int]) -> float:
+    """Return the least padding with two of these dims innermost."""
+    large = [size for size in sizes if size > 1] or [1]
+    pairs = itertools.permutations(large, 2) if len(large) > 1 else [(large[0], _SUBLANES)]
+    return min(_padded(inner, _LANES) * _padded(outer, _SUBLANES) for inner, outer in pairs)
+
+
+def _padded(size: int, tile: int) -> float:
+    return math.ceil(size / tile) * tile / size
