@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from keras_dist import optimizers
-from keras_dist._support.arguments import check_callable, check_option, names_unknown_keywords
+from keras_dist._support.arguments import argument_error, check_callable, check_option, names_unknown_keywords
 from keras_dist._support.stateless_scope import StatelessScope
 from keras_dist._support.types import PyTree
 from keras_dist.data.batch import check_batch_keys
@@ -56,6 +56,7 @@ class CompileMethods(StepMethods):
         report: Sequence[str] | str | None = None,
         batch_keys: Mapping[str, PyTree] | None = None,
         micro_batches: int | None = None,
+        rowwise: str | None = None,
     ) -> None:
         """Configure the model for training. Optimizer slots are created here, sharded like their parameters.
 
@@ -126,6 +127,12 @@ class CompileMethods(StepMethods):
                 `layers.Stack`, or decoder with `scan=True`, whose leading dim layout rules shard over an axis of
                 stages. Other layers compute the whole batch. Gradients and results are the same. By default layers are
                 not pipelined.
+            rowwise: a regular expression for whole paths of tables of `Embedding` layers, such as
+                `r"(user|item)/embeddings"`. A step then computes gradients and updates of the rows that the batch looks
+                up, each once, and no other array of the size of the table. With `SGD`, `Adagrad` and `RowWiseAdagrad`
+                results are the same; `Adam` becomes lazy: moments, momentum and weight decay of a row change in steps
+                that look the row up. Such a table must not be used in another way, and has no regularizer or
+                constraint.
 
         Raises:
             UnknownNameError: a name is not known.
@@ -196,7 +203,19 @@ def _config_of(model: CompileMethods, arguments: Mapping[str, Any]) -> CompileCo
     has_own_step = train_step is not None or (protocol is not None and "train" in protocol.steps)
     report = check_report(arguments["report"], has_own_step)
     keys = check_batch_keys(arguments["batch_keys"])
-    return CompileConfig(arguments, optimizer, objective, train_step, protocol, measured, options, remat, report, keys)
+    rowwise = _rule_of_tables(arguments["rowwise"], has_own_step, options)
+    steps = objective, train_step, protocol, measured
+    return CompileConfig(arguments, optimizer, *steps, options, remat, report, keys, rowwise)
+
+
+def _rule_of_tables(rule: Any, has_own_step: bool, options: StepOptions) -> str | None:
+    if not isinstance(rule, str | None):
+        raise argument_error("rowwise", rule, "a regular expression for whole paths", example="(user|item)/embeddings")
+    if rule is not None and (has_own_step or options.pads):
+        given = "a custom train step, which differentiates whole tables" if has_own_step else 'uneven="pad"'
+        summary = "`rowwise` needs the train step of `compile`, on the rows of the batch alone"
+        raise ModelError(summary, given=given, fix="leave out one of the two")
+    return rule
 
 
 def _step_options(given: Mapping[str, Any]) -> StepOptions:

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from flax import traverse_util
 
+from keras_dist._support import tree_paths
 from keras_dist._support.arguments import check_int, check_is_mesh, check_number, check_optional
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
@@ -80,6 +81,8 @@ class Optimizer(WeightDecay, Configurable):
 
     Attributes:
         needs_params: whether `transformation` needs the weights.
+        takes_rows: whether the update of a row of a weight depends on this row alone, its slots and scalars, so that
+            `compile(rowwise=...)` may leave out the rows that a batch does not look up.
 
     Differs from Keras: subclasses define `transformation`. Only the learning rate can be changed. An optimizer trains
     one model, or is built for a custom loop. A callable `learning_rate` may take the step. Negative rates, and limits
@@ -99,6 +102,7 @@ class Optimizer(WeightDecay, Configurable):
     }
 
     needs_params: ClassVar[bool] = False
+    takes_rows: ClassVar[bool] = False
     name: str
 
     def __init__(
@@ -209,6 +213,11 @@ class Optimizer(WeightDecay, Configurable):
         """Return the learning rate of a step, given the states before and after it."""
         del after
         return rate_after(self._rate, before.inner.iterations) if callable(self._rate) else before.learning_rate
+
+    def of_variable(self, names: tree_paths.Parts, leaf: Any) -> Any:
+        """Return the optimizer that updates a variable: one inside of this one, if it has several."""
+        del names, leaf
+        return self
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
         """Return the final weights: their average with `use_ema`, else `params`."""
