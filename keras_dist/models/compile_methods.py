@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from keras_dist import optimizers
-from keras_dist._support.arguments import argument_error, check_callable, check_option, names_unknown_keywords
+from keras_dist._support.arguments import check_callable, check_option, names_unknown_keywords
 from keras_dist._support.stateless_scope import StatelessScope
 from keras_dist._support.types import PyTree
 from keras_dist.data.batch import check_batch_keys
@@ -203,19 +203,13 @@ def _config_of(model: CompileMethods, arguments: Mapping[str, Any]) -> CompileCo
     has_own_step = train_step is not None or (protocol is not None and "train" in protocol.steps)
     report = check_report(arguments["report"], has_own_step)
     keys = check_batch_keys(arguments["batch_keys"])
-    rowwise = _rule_of_tables(arguments["rowwise"], has_own_step, options)
+    rowwise = arguments["rowwise"]
+    if rowwise is not None and (has_own_step or options.pads or not isinstance(rowwise, str)):
+        summary = "`rowwise` must be a regular expression, and excludes `uneven` and a custom train step"
+        given = f"rowwise={rowwise!r}, uneven={arguments['uneven']!r}{', a custom train step' * has_own_step}"
+        raise ModelError(summary, given=given, fix="leave out one of them; a custom step differentiates whole tables")
     steps = objective, train_step, protocol, measured
     return CompileConfig(arguments, optimizer, *steps, options, remat, report, keys, rowwise)
-
-
-def _rule_of_tables(rule: Any, has_own_step: bool, options: StepOptions) -> str | None:
-    if not isinstance(rule, str | None):
-        raise argument_error("rowwise", rule, "a regular expression for whole paths", example="(user|item)/embeddings")
-    if rule is not None and (has_own_step or options.pads):
-        given = "a custom train step, which differentiates whole tables" if has_own_step else 'uneven="pad"'
-        summary = "`rowwise` needs the train step of `compile`, on the rows of the batch alone"
-        raise ModelError(summary, given=given, fix="leave out one of the two")
-    return rule
 
 
 def _step_options(given: Mapping[str, Any]) -> StepOptions:

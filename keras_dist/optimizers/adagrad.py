@@ -67,17 +67,14 @@ def _scale_by_row_sums(initial: float, epsilon: float) -> optax.GradientTransfor
     """`optax.scale_by_rss` with a sum for each row."""
 
     def init(params: PyTree) -> optax.ScaleByRssState:
-        return optax.ScaleByRssState(
-            jax.tree.map(lambda w: jnp.full((*w.shape[:1], *[1] * (w.ndim - 1)), initial, w.dtype), params)
-        )
+        sums = jax.tree.map(lambda w: jnp.full(w.shape[:1] + (1,) * (w.ndim - 1), initial, w.dtype), params)
+        return optax.ScaleByRssState(sums)
+
+    def added(g: jax.Array, s: jax.Array) -> jax.Array:
+        return s + jnp.mean(jnp.square(g), axis=tuple(range(1, g.ndim)), keepdims=True)
 
     def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, optax.ScaleByRssState]:
-        del params
-
-        def mean_square(g: jax.Array) -> jax.Array:
-            return jnp.mean(jnp.square(g), axis=tuple(range(1, g.ndim)), keepdims=True)
-
-        sums = jax.tree.map(lambda g, s: s + mean_square(g), updates, state.sum_of_squares)
+        sums = jax.tree.map(added, updates, state.sum_of_squares)
         return jax.tree.map(lambda g, s: g * jax.lax.rsqrt(s + epsilon), updates, sums), optax.ScaleByRssState(sums)
 
     return optax.GradientTransformation(init, update)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist._support import tree_paths
 from keras_dist._support.arguments import check_int, check_number
 from keras_dist._support.array_operators import value_of
 from keras_dist._support.types import ArrayLike, PyTree
@@ -117,11 +116,6 @@ class LossScaleOptimizer(Optimizer):
     def _taking_steps(self) -> Optimizer | OptaxOptimizer:
         inner = self.inner_optimizer
         return inner if isinstance(inner, Optimizer | OptaxOptimizer) else OptaxOptimizer(inner, self.name)
-
-    def of_variable(self, names: tree_paths.Parts, leaf: Any) -> Any:
-        """Return the optimizer that updates a variable."""
-        inner = self.inner_optimizer
-        return inner.of_variable(names, leaf) if isinstance(inner, Optimizer) else inner
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
         """Return the final weights of the inner optimizer."""

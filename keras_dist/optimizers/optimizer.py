@@ -15,7 +15,6 @@ import numpy as np
 import optax
 from flax import traverse_util
 
-from keras_dist._support import tree_paths
 from keras_dist._support.arguments import check_int, check_is_mesh, check_number, check_optional
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
@@ -213,11 +212,6 @@ class Optimizer(WeightDecay, Configurable):
         """Return the learning rate of a step, given the states before and after it."""
         del after
         return rate_after(self._rate, before.inner.iterations) if callable(self._rate) else before.learning_rate
-
-    def of_variable(self, names: tree_paths.Parts, leaf: Any) -> Any:
-        """Return the optimizer that updates a variable: one inside of this one, if it has several."""
-        del names, leaf
-        return self
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
         """Return the final weights: their average with `use_ema`, else `params`."""

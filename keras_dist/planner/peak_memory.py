@@ -386,7 +386,9 @@ class _Simulation:
     ) -> bool:
         """Whether a result takes the place of an argument of the block."""
         if self._donated is not None:
-            is_written = operation.name in _FUSED or self._scatters_into_argument(operation, index)
+            target = _scattered_into(operation)
+            scatters = target in self._block.arguments and self._last.get(target, -1) <= index
+            is_written = operation.name in _FUSED or scatters
             if result not in returned or not is_written or not self._donated[result.nbytes]:
                 return False
             self._donated[result.nbytes] -= 1
@@ -394,23 +396,15 @@ class _Simulation:
         argument = carried.get(result)
         return argument is not None and self._last.get(argument, -1) <= index
 
-    def _scatters_into_argument(self, operation: Operation, index: int) -> bool:
-        """Whether an operation only replaces parts of an argument, which is read for the last time."""
-        target = _scattered_into(operation)
-        return target in self._block.arguments and self._last.get(target, -1) <= index
-
     def _inside(self, operation: Operation) -> int:
         """Return the bytes that are live only while an operation runs."""
         return max((_Simulation(block, self._is_tpu).run() for block in operation.blocks), default=0)
 
 
 def _scattered_into(operation: Operation) -> Value | None:
-    """Return the operand of which a scatter, perhaps the last operation of a `shard_map`, replaces parts."""
-    if operation.name == "stablehlo.scatter":
-        return operation.operands[0]
-    if operation.name != "sdy.manual_computation" or len(operation.blocks[0].operations) < 2:
+    """Return the operand of which a scatter, alone or at the end of a `shard_map`, replaces parts."""
+    inner = operation.blocks[0].operations[-2:][0] if operation.name == "sdy.manual_computation" else operation
+    arguments = operation.blocks[0].arguments if operation.blocks else operation.operands
+    if inner.name != "stablehlo.scatter" or inner.operands[0] not in arguments:
         return None
-    block = operation.blocks[0]
-    target = _scattered_into(block.operations[-2])
-    is_only = block.returned == block.operations[-2].results and target in block.arguments
-    return operation.operands[block.arguments.index(target)] if target is not None and is_only else None
+    return operation.operands[arguments.index(inner.operands[0])]

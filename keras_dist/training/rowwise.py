@@ -74,7 +74,8 @@ def _problems(
         if rule is not None:
             yield f"{spec.path!r} has a {kind}, which reads all rows"
     for one in (one.transformation for one in named.values() if parts in one.parts):
-        optimizer = one.of_variable(parts, spec) if isinstance(one, optimizers.Optimizer) else one
+        one = getattr(one, "inner_optimizer", one)
+        optimizer = one.of_variable(parts, spec) if isinstance(one, optimizers.MultiOptimizer) else one
         label = f"{spec.path!r} is trained by {type(optimizer).__name__}"
         if not getattr(optimizer, "takes_rows", False):
             yield f"{label}, whose update of a row may depend on others: use SGD, Adagrad, RowWiseAdagrad or Adam"
@@ -83,31 +84,24 @@ def _problems(
                 yield f"{label} with {name}, an array of the size of the table"
 
 
-def layout_of(forward: Forward, plan: LayoutPlan, path: str, *, is_of_slots: bool = False) -> TableLayout:
-    """Return the layout of a table, or of its slots."""
-    row = plan.row(path)
-    axes = row.slot_axes if is_of_slots else row.axes
-    return TableLayout(plan.mesh, axes, axis_tuple(forward.distribution.batch_dim_name))
-
-
 def in_row_tables(forward: Forward, plan: LayoutPlan, trainable: PyTree, lookups: Lookups | None) -> PyTree:
     """Return the trained variables with a `RowTable` for each table."""
     flat: dict[tree_paths.Parts, Any] = dict(traverse_util.flatten_dict(trainable))
+    batch = axis_tuple(forward.distribution.batch_dim_name)
     for parts in forward.tables:
         path = tree_paths.join(parts)
-        flat[parts] = RowTable(path, flat[parts], layout_of(forward, plan, path), lookups)
+        flat[parts] = RowTable(path, flat[parts], TableLayout(plan.mesh, plan.row(path).axes, batch), lookups)
     return traverse_util.unflatten_dict(flat)
 
 
-def split(trainable: PyTree, tables: Tables) -> tuple[PyTree, PyTree]:
-    """Return the other variables, and the tables."""
+def without(tables: Tables, trainable: PyTree) -> PyTree:
+    """Return the other variables."""
     flat = traverse_util.flatten_dict(trainable)
-    kept, whole = ({k: v for k, v in flat.items() if (k in tables) is inside} for inside in (False, True))
-    return traverse_util.unflatten_dict(kept), traverse_util.unflatten_dict(whole)
+    return traverse_util.unflatten_dict({parts: leaf for parts, leaf in flat.items() if parts not in tables})
 
 
 def joined(one: PyTree, other: PyTree) -> PyTree:
-    """Return the entries of both nested dicts."""
+    """Return the entries of both nested dicts; `other` takes precedence."""
     return traverse_util.unflatten_dict({**traverse_util.flatten_dict(one), **traverse_util.flatten_dict(other)})
 
 
@@ -127,7 +121,7 @@ class SeenRows:
     ) -> None:
         self._layouts: dict[str, TableLayout] = {}
         self._indices: dict[str, jax.Array] = {}
-        self._owners: list[tuple[str, Axes] | None] = []  # path of the table, and axes, of each array of the state
+        self._owners: dict[int, tuple[str, Axes]] = {}  # path and axes of tables and their slots, by place in the state
         self.grads: PyTree = {}
         plan, lookups = forward.plan, list(lookups)
         if plan is None or not forward.tables:
@@ -135,58 +129,45 @@ class SeenRows:
         grads: dict[tree_paths.Parts, jax.Array] = {}
         for parts in forward.tables:
             path = tree_paths.join(parts)
-            row, layout = plan.row(path), layout_of(forward, plan, path, is_of_slots=True)
-            found = [lookup for of, lookup in lookups if of == path]
+            row, found = plan.row(path), [lookup for of, lookup in lookups if of == path]
             found = found or [(jnp.full(1, -1), jnp.zeros((1, row.shape[1]), row.dtype))]
+            layout = TableLayout(plan.mesh, row.slot_axes, axis_tuple(forward.distribution.batch_dim_name))
             self._layouts[path] = layout
             self._indices[path], grads[parts] = _summed(layout, row.shape[0], found)
         self.grads = traverse_util.unflatten_dict(grads)
-        self._owners = list(self._find_owners(forward, plan, named, state))
-
-    def _find_owners(
-        self, forward: Forward, plan: LayoutPlan, named: Mapping[str, Optimizer], state: TrainState
-    ) -> Iterator[tuple[str, Axes] | None]:
         paths, _ = forward.graph.nest([spec.path for spec in forward.graph.specs])
-        for path in jax.tree.leaves(paths):
-            yield (path, plan.row(path).slot_axes) if path in self._layouts else None
+        owners = [(path, plan.row(path).slot_axes) for path in jax.tree.leaves(paths)]
         for name in sorted(state.slots):
-            for row in plan.arrange(named[name].select(paths)).follow(state.slots[name]).rows:
-                path = (row.rule or "").removeprefix(FOLLOWS).partition(", ")[0]
-                has_rows = path in self._layouts and row.shape[:1] == plan.row(path).shape[:1]
-                yield (path, row.axes) if has_rows else None
+            rows = plan.arrange(named[name].select(paths)).follow(state.slots[name]).rows
+            owners += [((row.rule or "").removeprefix(FOLLOWS).partition(", ")[0], row.axes) for row in rows]
+        self._owners = {place: owner for place, owner in enumerate(owners) if owner[0] in self._layouts}
 
     def read(self, state: TrainState) -> TrainState:
         """Return the state with these rows in place of tables and their slots."""
-        return self._mapped(self._read, state)
+
+        def local(indices: jax.Array, whole: jax.Array) -> jax.Array:
+            return jnp.take(whole, indices, axis=0, mode="fill", fill_value=0)
+
+        return self._mapped(local, state)
 
     def written(self, rows: TrainState, state: TrainState) -> TrainState:
         """Return the state after an update of `rows`, written into the tables and slots of the state before."""
-        return self._mapped(self._write, rows, state)
 
-    def _mapped(self, function: Callable[..., jax.Array], *states: TrainState) -> TrainState:
-        if not self._owners:
-            return states[0]
-        treedef = jax.tree.structure((states[0].trainable, states[0].slots))
-        leaves = zip(*(jax.tree.leaves((state.trainable, state.slots)) for state in states), strict=True)
-        changed = [
-            each[0] if owner is None else function(*owner, *each)
-            for owner, each in zip(self._owners, leaves, strict=True)
-        ]
-        trainable, slots = treedef.unflatten(changed)
-        return states[0].replace(trainable=trainable, slots=slots)
-
-    def _read(self, path: str, axes: Axes, whole: jax.Array) -> jax.Array:
-        def local(whole: jax.Array, indices: jax.Array) -> jax.Array:
-            return jnp.take(whole, indices, axis=0, mode="fill", fill_value=0)
-
-        return self._layouts[path].shard_map(local, (P(*axes), P(axes[0])), P(*axes))(whole, self._indices[path])
-
-    def _write(self, path: str, axes: Axes, rows: jax.Array, whole: jax.Array) -> jax.Array:
-        def local(whole: jax.Array, indices: jax.Array, rows: jax.Array) -> jax.Array:
+        def local(indices: jax.Array, rows: jax.Array, whole: jax.Array) -> jax.Array:
             return whole.at[indices].set(rows, mode="drop", indices_are_sorted=True, unique_indices=True)
 
-        specs = P(*axes), P(axes[0]), P(*axes)
-        return self._layouts[path].shard_map(local, specs, P(*axes))(whole, self._indices[path], rows)
+        return self._mapped(local, rows, state)
+
+    def _mapped(self, local: Callable[..., jax.Array], *states: TrainState) -> TrainState:
+        """Return the first state with `local(indices, *shards)` of the states in place of tables and their slots."""
+        leaves = [jax.tree.leaves((state.trainable, state.slots)) for state in states]
+        for place, (path, axes) in self._owners.items():
+            shards = [each[place] for each in leaves]
+            mapped = self._layouts[path].shard_map(local, (P(axes[0]), *[P(*axes)] * len(shards)), P(*axes))
+            leaves[0][place] = mapped(self._indices[path], *shards)
+        treedef = jax.tree.structure((states[0].trainable, states[0].slots))
+        trainable, slots = treedef.unflatten(leaves[0])
+        return states[0].replace(trainable=trainable, slots=slots)
 
 
 def _summed(layout: TableLayout, count: int, lookups: list[Lookup]) -> Lookup:

@@ -269,16 +269,17 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         def loss_of(trainable: PyTree, taps: list[jax.Array]) -> tuple[jax.Array, tuple[PyTree, ...]]:
-            lookups, trainable = Lookups(taps), rowwise.joined(trainable, tables)
+            lookups, trainable = Lookups(taps), rowwise.joined(state.trainable, trainable)
             losses, *others = forward.measure(objective, state, trainable, batch, lookups=lookups)
             return scale_loss(optimizers, losses["loss"], state.slots), (losses, *others, lookups.indices)
 
-        trainable, tables = rowwise.split(state.trainable, forward.tables)
         taps, paths = rowwise.taps_of(
             forward.tables, lambda lookups: forward.measure(objective, state, state.trainable, batch, lookups=lookups)
         )
         differentiated = loss_of if forward.remat is None else forward.remat.whole(loss_of)
-        found, (grads, of_rows) = jax.value_and_grad(differentiated, (0, 1), has_aux=True)(trainable, taps)
+        found, (grads, of_rows) = jax.value_and_grad(differentiated, (0, 1), has_aux=True)(
+            rowwise.without(forward.tables, state.trainable), taps
+        )
         _, (losses, y_pred, mask, rest, indices) = found
         rows = SeenRows(forward, optimizers, state, zip(paths, zip(indices, of_rows, strict=True), strict=True))
         before, grads = rows.read(state), rowwise.joined(forward.scattered(grads), rows.grads)

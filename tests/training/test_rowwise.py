@@ -243,7 +243,7 @@ REVERSIBLE = lambda: layers.ReversibleEmbedding(COUNT, SIZE, name="item")  # noq
         (by_default, None, {"rowwise": "(item|head)/.*"}, "'head/bias' is not the table of an Embedding"),
         (by_default, None, {"rowwise": 3}, "`rowwise` must be a regular expression"),
         (by_default, None, {"rowwise": "("}, "`rowwise` is not a regular expression"),
-        (by_default, None, {"uneven": "pad"}, "`rowwise` needs the train step of `compile`"),
+        (by_default, None, {"uneven": "pad"}, "excludes `uneven` and a custom train step\n.*uneven='pad'"),
         (by_default, None, {"train_step": lambda state, batch, rngs: (state, {})}, "a custom train step"),
         (by_default, None, {"optimizer": "lamb"}, "is trained by Lamb, whose update of a row may depend on others"),
         (by_default, None, {"optimizer": optax.sgd(0.1)}, "is trained by OptaxOptimizer"),
