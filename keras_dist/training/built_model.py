@@ -12,7 +12,7 @@ from flax import nnx
 from keras_dist._support import tree_paths
 from keras_dist._support.lending import Lendable
 from keras_dist._support.located_warnings import warn
-from keras_dist.distribution.devices import check_not_forked
+from keras_dist.distribution.devices import check_memory_kind, check_not_forked
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
@@ -87,6 +87,8 @@ class BuiltModel(BuiltModule):
         An optimizer that a custom loop used on the variables of the model keeps its state.
         """
         check_not_forked()
+        if choices.options.slot_memory is not None:
+            check_memory_kind(choices.options.slot_memory, self.cell.mesh)
 
         def facts() -> Fingerprint:  # of the current layers, also of attributes set since the weights were created
             return {**choices.facts(), **({} if self.trainability is None else self.trainability.facts())}
@@ -98,14 +100,16 @@ class BuiltModel(BuiltModule):
         if choices.remat is not None:
             choices.remat.check(self.cell.graph.described())
         optimizers = resolve_optimizers(choices.optimizer, self.cell.state.trainable)
-        tables = resolve_tables(choices.rowwise, self.cell.graph, optimizers)
+        tables = resolve_tables(choices.rowwise, self.cell.graph, optimizers, choices.options.slot_memory)
         for optimizer in optimizers.values():
             optimizer.transformation.check_free(self.cell)
         of_loops = {name: optimizer.transformation.own_values for name, optimizer in optimizers.items()}
         self.release_optimizers()
         if self.choices is None or not _are_same(self.optimizers, optimizers):
             self._warn_of_reset(optimizers)
-            self.cell.add_slots(optimizers)
+            self.cell.add_slots(optimizers, choices.options.slot_memory)
+        elif self.cell.slot_memory != choices.options.slot_memory:
+            self.cell.move_slots(optimizers, choices.options.slot_memory)
         self.choices = dataclasses.replace(choices, optimizers=optimizers, tables=tables)
         self._attach_optimizers(optimizers)
         for name, values in of_loops.items():

@@ -40,13 +40,17 @@ Lookup = tuple[jax.Array, jax.Array]
 """Indices (...) and gradients of rows (..., columns)."""
 
 
-def resolve_tables(rule: str | None, graph: ModuleGraph, named: Mapping[str, Optimizer]) -> Tables:
+def resolve_tables(
+    rule: str | None, graph: ModuleGraph, named: Mapping[str, Optimizer], slot_memory: str | None = None
+) -> Tables:
     """Return the tables that `compile(rowwise=...)` matches; raise unless all can be trained by rows."""
     if rule is None:
         return frozenset()
     pattern, tables = compile_rule(rule, "rowwise"), list(_tables_in(graph))
     chosen = [place for place, spec in enumerate(graph.specs) if any(map(pattern.fullmatch, spec.names))]
     problems = [problem for place in chosen for problem in _problems(graph, place, tables, named)]
+    if slot_memory is not None:
+        problems.append(f"slot_memory={slot_memory!r} would transfer whole slots")
     if not chosen or problems:
         paths = [tree_paths.join(parts) for parts in tables]
         summary = "cannot be applied" if chosen else f"matches no weight{did_you_mean(rule, paths)}"

@@ -246,6 +246,7 @@ REVERSIBLE = lambda: layers.ReversibleEmbedding(COUNT, SIZE, name="item")  # noq
         (by_default, None, {"uneven": "pad"}, "excludes `uneven` and a custom train step\n.*uneven='pad'"),
         (by_default, None, {"train_step": lambda state, batch, rngs: (state, {})}, "a custom train step"),
         (by_default, None, {"optimizer": "lamb"}, "is trained by Lamb, whose update of a row may depend on others"),
+        (by_default, None, {"slot_memory": "pinned_host"}, "slot_memory='pinned_host' would transfer whole slots"),
         (by_default, None, {"optimizer": optax.sgd(0.1)}, "is trained by OptaxOptimizer"),
         (by_default, None, {"optimizer": optimizers.SGD(use_ema=True)}, "with use_ema, an array of the size"),
         (
