@@ -179,12 +179,13 @@ def program_of(lowered: jax.stages.Lowered) -> tuple[bytes, list[bool], list[boo
 
 
 def argument_nbytes(lowered: jax.stages.Lowered) -> int:
-    """Return the bytes of the arguments of a lowered program on one device, without padding."""
+    """Return the bytes of the arguments of a lowered program in the memory of one device, without padding."""
     arguments = lowered._lowering.compile_args  # pyright: ignore[reportAttributeAccessIssue]
     total = 0
     for aval, sharding in zip(arguments["global_in_avals"], arguments["in_shardings"], strict=True):
         shape = sharding.shard_shape(aval.shape) if isinstance(sharding, jax.sharding.Sharding) else aval.shape
-        total += math.prod(shape) * aval.dtype.itemsize
+        is_on_device = getattr(sharding, "memory_kind", None) in (None, "device")
+        total += math.prod(shape) * aval.dtype.itemsize * is_on_device
     return total
 
 

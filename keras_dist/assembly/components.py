@@ -79,6 +79,7 @@ def compiled_model(run: RunConfig, remat: str | None, is_planned: bool = False) 
             metrics=[_made(one, f"training.metrics[{n}]", as_metric) for n, one in enumerate(run.training.metrics)],
             steps_per_execution=run.training.steps_per_execution,
             remat=remat,
+            slot_memory=run.training.slot_memory,
         )
     return model
 

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from keras_dist._support.context_variables import with_value
 from keras_dist.config import mesh_shape
 from keras_dist.config.layouts import DataParallelConfig, DistributionConfig, MeshConfig, mesh_axes
 from keras_dist.config.problems import ConfigTable, as_table, as_tuple, refuse
@@ -99,6 +100,7 @@ class TrainingConfig(ConfigTable):
         steps_per_epoch: batches per epoch; None for all.
         steps_per_execution: steps per execution of a compiled program.
         remat: layers to recompute in the backward pass.
+        slot_memory: "pinned_host" for optimizer slots in the memory of the hosts.
         verbose: 0 for silent, 1 or "auto" for a progress bar, 2 for one line per epoch.
     """
 
@@ -115,6 +117,7 @@ class TrainingConfig(ConfigTable):
     steps_per_epoch: int | None = Field(default=None, ge=1)
     steps_per_execution: _Positive | Literal["auto"] = Field(default="auto", description='an integer >= 1, or "auto"')
     remat: str | None = None
+    slot_memory: Literal["pinned_host"] | None = None
     verbose: Literal["auto", 0, 1, 2] = "auto"
 
 
@@ -126,6 +129,8 @@ class LoraConfig(ConfigTable):
         layers: regular expression, or several, for whole paths of layers or weights.
         alpha: scaling factor; None for `rank`.
         dropout: fraction of the inputs of the factors to drop in training.
+        rank_pattern: other ranks, by regular expressions for paths.
+        alpha_pattern: other scaling factors.
     """
 
     rank: int = Field(ge=1)
@@ -136,6 +141,8 @@ class LoraConfig(ConfigTable):
     ]
     alpha: float | None = Field(default=None, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    alpha_pattern: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
 
 
 class SaveConfig(ConfigTable):
@@ -265,11 +272,8 @@ class RunConfig(ConfigTable):
     @model_validator(mode="wrap")
     @classmethod
     def _knowing_the_axes(cls, value: Any, handler: ModelWrapValidatorHandler[RunConfig]) -> RunConfig:
-        token = mesh_axes.set(_axes((as_table(value) or {}).get("mesh")))
-        try:
+        with with_value(mesh_axes, _axes((as_table(value) or {}).get("mesh"))):
             return handler(value)
-        finally:
-            mesh_axes.reset(token)
 
 
 def _axes(mesh: object) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import jax
@@ -12,6 +12,9 @@ from keras_dist._support.arguments import check_int
 from keras_dist._support.types import Device
 from keras_dist._unstable import jax_runtime
 from keras_dist.errors import DeviceError
+
+if TYPE_CHECKING:
+    from keras_dist.distribution.mesh import DeviceMesh
 
 
 def list_devices(device_type: str | None = None) -> list[str]:
@@ -90,6 +93,15 @@ def use_cpu_devices(count: int) -> None:
     backend_environment.size_thread_pool(count)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
+
+
+def check_memory_kind(kind: str, mesh: DeviceMesh) -> None:
+    """Raise if devices of a mesh have no memory of a kind; on an abstract mesh this is not known."""
+    for device in () if mesh.is_abstract else mesh.backend_mesh.local_devices:
+        kinds = [memory.kind for memory in device.addressable_memories()]
+        if kind not in kinds:
+            given, fix = f"device {device_name(device)} with memory {', '.join(kinds)}", "leave out slot_memory"
+            raise DeviceError(f"slot_memory: the devices have no memory {kind!r}", given=given, fix=fix)
 
 
 def check_not_forked() -> None:

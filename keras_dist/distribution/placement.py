@@ -113,7 +113,10 @@ def copied_by_jax(array: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=512)
 def _copier(sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(jax.numpy.copy, out_shardings=sharding)
+    def copy(array: jax.Array) -> jax.Array:
+        return jax.numpy.copy(jax.device_put(array, jax.memory.Space.Device))
+
+    return jax.jit(jax.numpy.copy if sharding.memory_kind in (None, "device") else copy, out_shardings=sharding)
 
 
 def host_copy(array: jax.Array, region: Sequence[slice] | None = None) -> np.ndarray:
@@ -149,6 +152,7 @@ def _sliced(data: jax.Array, region: Sequence[slice]) -> jax.Array:
     """Return a region of an array, as another array."""
     sizes = tuple(part.stop - part.start for part in region)
     if sizes != data.shape:
+        data = jax.device_put(data, jax.memory.Space.Device)
         return _slicer(sizes)(data, [part.start for part in region])
     shards = [shard.data for shard in data.addressable_shards]
     return jax.make_array_from_single_device_arrays(data.shape, data.sharding, shards)

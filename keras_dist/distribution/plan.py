@@ -17,6 +17,7 @@ from keras_dist._support import html_tables
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree, PyTreeDef
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.flax_internals import state_of
+from keras_dist.distribution.devices import check_memory_kind
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.lint import Problem, check_layout
 from keras_dist.distribution.mesh import DeviceMesh
@@ -50,6 +51,8 @@ class Row:
         slot_rule: origin of `slot_axes`, if not `rule`.
         aliases: other paths of the same array.
         keras_path: path of the variable in Keras, where it differs from `path`.
+        memory_kind: memory in which the array is kept between steps, such as `"pinned_host"`; None for the memory of
+            the devices.
     """
 
     path: str
@@ -65,6 +68,7 @@ class Row:
     slot_rule: str | None = dataclasses.field(default=None, repr=False)
     aliases: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     keras_path: str | None = dataclasses.field(default=None, repr=False)
+    memory_kind: str | None = dataclasses.field(default=None, repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,9 +112,9 @@ class LayoutPlan:
     @property
     def shardings(self) -> PyTree:
         """A `jax.sharding.NamedSharding` for each array, in the planned tree's structure."""
-        mesh = self.mesh.backend_mesh
+        mesh, spec = self.mesh.backend_mesh, jax.sharding.PartitionSpec
         return self.treedef.unflatten(
-            [jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*row.axes)) for row in self.rows]
+            [jax.sharding.NamedSharding(mesh, spec(*row.axes), memory_kind=row.memory_kind) for row in self.rows]
         )
 
     @property
@@ -120,8 +124,13 @@ class LayoutPlan:
 
     @property
     def nbytes_per_device(self) -> int:
-        """Size of all arrays on one device [bytes]."""
-        return sum(row.nbytes_per_device for row in self.rows)
+        """Size of all arrays in the memory of one device [bytes]."""
+        return sum(row.nbytes_per_device for row in self.rows if row.memory_kind is None)
+
+    @property
+    def host_nbytes_per_device(self) -> int:
+        """Size of the arrays that each device keeps in the memory of its host [bytes]."""
+        return sum(row.nbytes_per_device for row in self.rows if row.memory_kind is not None)
 
     def row(self, path: str) -> Row:
         """Return the row of the array known as `path`.
@@ -226,25 +235,34 @@ class LayoutPlan:
         ]
         return jax.tree.structure(tree).unflatten(placed)
 
-    def follow(self, tree: PyTree, role: Role = "slot") -> LayoutPlan:
+    def follow(self, tree: PyTree, role: Role = "slot", memory_kind: str | None = None) -> LayoutPlan:
         """Return the plan for arrays that belong to the planned ones: optimizer slots, gradients, averages.
 
         Args:
             tree: a pytree of arrays or shapes, such as `jax.eval_shape(optimizer.init, parameters)`.
             role: `"slot"` for optimizer states; `"gradient"` or another role for arrays that are laid out like
                 parameters.
+            memory_kind: memory in which arrays with dims are kept between steps, such as `"pinned_host"`; by default
+                the memory of the devices.
 
         Returns:
             A plan for `tree`. An array with a parameter's shape has its layout; an array that lacks a dim, or has it
             reduced to 1, has the layout of the other dims; all others are replicated, which their rows report.
+
+        Raises:
+            DeviceError: the devices have no memory of this kind.
         """
         tree = state_of(tree)
+        if memory_kind is not None:
+            check_memory_kind(memory_kind, self.mesh)
         planned = leaf_parts(self.treedef.unflatten(self.rows))
         claims = owners(dict(zip(planned, self.rows, strict=True)), tree)
         rows = [
             self._follower(claim.parameter, claim.leaf, path, role)
             for claim, path in zip(claims, leaf_paths(tree), strict=True)
         ]
+        if memory_kind is not None:
+            rows = [dataclasses.replace(row, memory_kind=memory_kind) if row.shape else row for row in rows]
         return LayoutPlan(self.mesh, tuple(rows), jax.tree.structure(tree))
 
     @staticmethod
@@ -313,6 +331,7 @@ class LayoutPlan:
                     "rule": row.rule,
                     "nbytes": row.nbytes,
                     "nbytes_per_device": row.nbytes_per_device,
+                    **({} if row.memory_kind is None else {"memory_kind": row.memory_kind}),
                 }
                 for row in self.rows
             ],

@@ -56,6 +56,7 @@ class CompileMethods(StepMethods):
         report: Sequence[str] | str | None = None,
         batch_keys: Mapping[str, PyTree] | None = None,
         micro_batches: int | None = None,
+        slot_memory: Literal["pinned_host"] | None = None,
     ) -> None:
         """Configure the model for training. Optimizer slots are created here, sharded like their parameters.
 
@@ -126,8 +127,12 @@ class CompileMethods(StepMethods):
                 `layers.Stack`, or decoder with `scan=True`, whose leading dim layout rules shard over an axis of
                 stages. Other layers compute the whole batch. Gradients and results are the same. By default layers are
                 not pipelined.
+            slot_memory: "pinned_host" keeps optimizer slots in the memory of the hosts, where the devices can read it.
+                A step transfers the slots of one parameter after another, so that they need little memory of the
+                devices. Results are the same. Custom steps update slots by `apply_gradients` or `stateless_apply`.
 
         Raises:
+            DeviceError: the devices have no memory of the kind `slot_memory`.
             UnknownNameError: a name is not known.
             ModelError: neither `loss` nor `train_step` is given, an argument cannot be used, or fit is running.
         """
@@ -204,6 +209,7 @@ def _step_options(given: Mapping[str, Any]) -> StepOptions:
         check_option(name, given[name], _BOOLS)
     check_option("jit_compile", given["jit_compile"], (True, False, "auto"))
     check_option("uneven", given["uneven"], (None, "pad"))
+    check_option("slot_memory", given["slot_memory"], (None, "pinned_host"))
     steps, count = given["steps_per_execution"], given["micro_batches"]
     is_auto = isinstance(steps, str) and steps == "auto"
     return StepOptions(
@@ -214,6 +220,7 @@ def _step_options(given: Mapping[str, Any]) -> StepOptions:
         prefetch=check_steps("prefetch", given["prefetch"], ""),
         pads=given["uneven"] == "pad",
         micro_batches=None if count is None else check_steps("micro_batches", count, "None"),
+        slot_memory=given["slot_memory"],
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from flax import nnx
@@ -176,6 +176,7 @@ class DistributionMethods(GraphMethods):
         target: str | Target | None = None,
         *,
         remat: str | None = None,
+        slot_memory: Literal["pinned_host"] | None = None,
         compiles: bool = True,
         timeout_seconds: float = 600,
         flash_attention: bool = False,
@@ -191,6 +192,7 @@ class DistributionMethods(GraphMethods):
             target: the machine for which the report is made, such as `"v5p:4x4x4"`; `"here"` for the devices of the
                 model, if their figures are known.
             remat: replaces `remat` of `compile`.
+            slot_memory: replaces `slot_memory` of `compile`.
             compiles: whether the step is compiled for the target.
             timeout_seconds: time limit of the compilation [s].
             flash_attention: whether the machine will compute attention without storing scores; see `keras_dist.plan`.
@@ -206,5 +208,5 @@ class DistributionMethods(GraphMethods):
         if target == "here":
             target = keras_dist.planner.target_of(self.distribution.device_mesh.backend_mesh.devices.flat)
         options: Any = {"target": target, "remat": remat, "compiles": compiles, "timeout_seconds": timeout_seconds}
-        options["flash_attention"] = flash_attention
+        options |= {"flash_attention": flash_attention, "slot_memory": slot_memory}
         return keras_dist.plan(self, batch, distribution, **options)

@@ -244,8 +244,9 @@ class _Arrays:
         if self._built.choices is None:
             del groups["Optimizer params"]
         for label, rows in groups.items():
+            memory = "".join({f" in {row.memory_kind}": None for row in rows if row.memory_kind})
             yield {
-                "layer (type)": label,
+                "layer (type)": f"{label}{memory}",
                 "params": f"{sum(map(_size, rows)):,}",
                 "bytes": render_bytes(sum(row.nbytes for row in rows)),
                 "per device": render_bytes(sum(row.nbytes_per_device for row in rows)),

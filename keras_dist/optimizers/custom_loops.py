@@ -16,6 +16,7 @@ from keras_dist._support.located_warnings import warn
 from keras_dist._support.stateless_scope import current_scope
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError, shorten
+from keras_dist.optimizers.host_slots import update_in_turn
 from keras_dist.optimizers.optimizer_variables import OptimizerVariables, is_variable, keys_of
 
 
@@ -53,7 +54,7 @@ class CustomLoops(OptimizerVariables):
         params = self._arranged([jnp.asarray(value_of(value)) for value in trainable_variables])
         gradients = self._arranged([value_of(grad) for grad in grads])
         gradients = gradients if holder is None else holder.scattered(gradients)
-        updates, after = self.update(gradients, state, params)
+        updates, after = update_in_turn(self.update, gradients, state, params)
         new: Any = optax.apply_updates(params, updates)
         new, state = _kept(absent, params, new), _kept(absent, state, after)
         rules = [getattr(variable, "constraint", None) for variable in trained]

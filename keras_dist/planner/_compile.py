@@ -50,7 +50,10 @@ def _figures(compiled: Any, mesh: dict[str, int], slices: list[int]) -> dict[str
         f"{name}_nbytes": getattr(memory, f"{name}_size_in_bytes")
         for name in ("argument", "output", "alias", "temp", "generated_code")
     }
-    sizes["peak_nbytes"] = getattr(memory, "peak_memory_in_bytes", 0)  # since jax 0.9
+    host = {name: getattr(memory, f"host_{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
+    sizes["host_nbytes"] = host["argument"] + host["output"] - host["alias"] + host["temp"]
+    peak = getattr(memory, "peak_memory_in_bytes", 0)  # since jax 0.9
+    sizes["peak_nbytes"] = max(0, peak - sizes["host_nbytes"])  # XLA counts memory of the host, too
     collectives = [vars(each) for each in program.collectives(mesh, slices)]
     run = {"flops": program.flops(), "accessed_nbytes": program.nbytes_accessed(), "kernels": program.kernels()}
     return {**sizes, "collectives": collectives, **run}

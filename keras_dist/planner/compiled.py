@@ -59,6 +59,7 @@ class CompiledFigures:
             then, `peak_nbytes` and `limit_nbytes` are from the message, and other figures are 0.
         kernels: calls in a run by the name of the kernel: of Pallas on TPUs, and of attention by cuDNN. Their FLOPs are
             not in `flops`.
+        host_nbytes: bytes in the memory of the host, of each device; not part of the others.
     """
 
     target: str
@@ -74,6 +75,7 @@ class CompiledFigures:
     seconds_to_compile: float
     note: str = ""
     kernels: Mapping[str, int] = dataclasses.field(default_factory=dict, hash=False)
+    host_nbytes: int = 0
 
     @property
     def fits(self) -> bool | None:
@@ -249,7 +251,9 @@ def _read(target: Target, answer: Mapping[str, Any], argument_nbytes: int) -> Co
         for each in answer["collectives"]
     )
     run = answer["flops"], answer["accessed_nbytes"], answer["seconds"]
-    return CompiledFigures(target.name, *sizes, collectives, *run, kernels=answer["kernels"])
+    return CompiledFigures(
+        target.name, *sizes, collectives, *run, kernels=answer["kernels"], host_nbytes=answer["host_nbytes"]
+    )
 
 
 def _exhausted(note: str, limit: int) -> tuple[int, int]:

@@ -56,6 +56,7 @@ _WITHOUT_MEMORY = (
 )
 """Beginnings of names of custom calls without such memory: annotations, random bits, callbacks of the host, and kernels
 of Pallas for TPUs, whose intermediate results are in VMEM."""
+_TO_HOST = '_xla_buffer_placement = "pinned_host"'
 _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 _LANES = 128
 """Elements of the last dim of a tile in the memory of TPUs."""
@@ -163,6 +164,8 @@ class _Reader:
                 captured = {value for inner in made.blocks for value in _captured(inner)}
                 made.operands = [*operands, *(value for value in captured if value not in operands)]
             made.results = [self._value(result) for result in operation.results]
+            if name == "stablehlo.custom_call" and _TO_HOST in str(dict(operation.attributes)):
+                made.results[0].nbytes = 0
             if name == "stablehlo.while":
                 condition, body = made.blocks
                 _connect(operands, condition, body, made.results)

@@ -35,6 +35,7 @@ def plan(
     target: str | Target | None = None,
     *,
     remat: str | None = None,
+    slot_memory: str | None = None,
     compiles: bool = True,
     timeout_seconds: float = 600,
     flash_attention: bool = False,
@@ -56,6 +57,7 @@ def plan(
         target: the machine to plan for, such as `"v5p:4x4x4"`; see `planner.target`. The report then has the least time
             of a step, and whether it fits. The default distribution is data parallel on all devices of the target.
         remat: replaces `remat` of `compile`.
+        slot_memory: replaces `slot_memory` of `compile`: "pinned_host" for optimizer slots in the memory of the hosts.
         compiles: whether the step is compiled for the target, in a separate process. This needs the extra `tpu` or
             `cuda`; without it the report has the other tiers.
         timeout_seconds: longest compilation; then the report has the other tiers [s].
@@ -90,7 +92,8 @@ def plan(
     if machine is not None and distribution is None and not is_placed:
         distribution = DataParallel(DeviceMesh({"batch": machine.device_count}, devices=devices(machine)))
     platform = None if machine is None else machine.platform
-    program = trace_step(model_or_factory, batch, distribution, optimizer, loss, platform=platform, remat=remat)
+    chosen: Any = {"platform": platform, "remat": remat, "slot_memory": slot_memory}
+    program = trace_step(model_or_factory, batch, distribution, optimizer, loss, **chosen)
     step = propagate(program.lowered)
     problems = (*program.state.problems, *costly_layouts(program, step))
     verdict = None

@@ -61,10 +61,10 @@ class PlanReport:
 
     @property
     def nbytes_by_role(self) -> dict[str, int]:
-        """Bytes of state and batch per device, by role. *Exact*."""
+        """Bytes of state and batch per device, by role, as `"slot"` or `"slot in pinned_host"`. *Exact*."""
         found: collections.Counter[str] = collections.Counter()
         for row in (*self.state.rows, *self.batch.rows):
-            found[row.role] += row.nbytes_per_device
+            found[row.role if row.memory_kind is None else f"{row.role} in {row.memory_kind}"] += row.nbytes_per_device
         return dict(found)
 
     @property

@@ -286,9 +286,9 @@ def _with_state(step: Propagated, more_nbytes: int) -> Propagated:
 
 
 def nbytes_of(rows: Iterable[Row], layouts: Mapping[str, Sequence[Axis]], sizes: Mapping[str, int]) -> int:
-    """Return the bytes of one device's shards."""
+    """Return the bytes of the shards in the memory of one device."""
     total = 0
-    for row in rows:
+    for row in (each for each in rows if each.memory_kind is None):
         entries = layouts.get(row.path, ())
         total += row.nbytes // math.prod(sizes[axis] for entry in entries for axis in axis_tuple(entry))
     return total

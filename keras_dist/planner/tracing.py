@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist._support.arguments import argument_error
+from keras_dist._support.arguments import argument_error, check_option
 from keras_dist._support.signatures import takes
 from keras_dist._support.types import PyTree
 from keras_dist._unstable import jaxprs
@@ -101,6 +101,7 @@ def trace_step(
     *,
     platform: str | None = None,
     remat: str | None = None,
+    slot_memory: str | None = None,
 ) -> StepProgram:
     """Trace and lower the train step of a model. Nothing is allocated, and the devices of the mesh need not exist.
 
@@ -112,6 +113,7 @@ def trace_step(
         loss: replaces the loss of `compile`. Default without `compile`: mean square of the outputs, without targets.
         platform: platform to lower for: `"cpu"`, `"tpu"`, `"cuda"`. By default the platform of the mesh.
         remat: replaces `remat` of `compile`.
+        slot_memory: replaces `slot_memory` of `compile`.
 
     Raises:
         DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
@@ -130,6 +132,9 @@ def trace_step(
         forward, choices = forward_of(model_or_factory, source.x, distribution)
         if remat is not None:
             forward = dataclasses.replace(forward, remat=resolve_remat(remat))
+        if slot_memory is not None:
+            kind = check_option("slot_memory", slot_memory, ("pinned_host",))
+            choices = dataclasses.replace(choices, options=dataclasses.replace(choices.options, slot_memory=kind))
         return _lowered(source, forward, choices, optimizer, loss)
 
 
@@ -165,7 +170,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     plan = distribution.plan_variables(graph.specs, graph.treedef)
     cell, _ = StateCell.of_own_module(graph, plan, plan.shapes)
     choices, assumed = _completed(choices, optimizer, loss, cell.state.trainable)
-    cell.add_slots(choices.optimizers)
+    cell.add_slots(choices.optimizers, choices.options.slot_memory)
     options = {"pads": choices.options.pads, "micro_batches": choices.options.micro_batches}
     trainer = StepRunner(cell, dataclasses.replace(forward, plan=plan, **options), choices)
     with naming_scopes(), kernels_noted() as kernels, pipelines_noted() as pipelines:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from keras_dist.distribution.devices import device_name
@@ -24,6 +25,9 @@ _MARGIN = 2
 _COMPILE = "compile to decide: plan(..., compiles=True), or keras-dist plan --compile"
 _RESERVED_PART = 64
 """Part of the memory of a TPU that XLA keeps for itself: 0.25 of the 16 GiB of v5e (libtpu 0.0.42)."""
+_EXACT = ("least", "ahead", "resident", "host", "slots")
+_LEAST_SLOTS = 64
+"""The part of the memory from which optimizer slots are worth to be kept on the host."""
 _ONE_PROCESS = 8
 """Most devices of one process. Jobs of several processes keep no dataset on the devices."""
 
@@ -45,6 +49,10 @@ class Verdict:
         rooflines: least times of a step, by the tier that they are computed from.
         compiled: *compiled*: figures of XLA's program for the target; None if it was not compiled.
         note: why it was not compiled.
+        host_nbytes: *exact*: bytes of optimizer slots in the memory of the host, of each device.
+        devices_per_host: devices whose slots are in the memory of one host.
+        slots_nbytes: *exact*: bytes of optimizer slots on the device, which `compile(slot_memory="pinned_host")` would
+            keep on the host.
         calibrated_seconds: *calibrated*: estimated time of a step, from measured trainings; see `planner.calibrate`.
     """
 
@@ -59,6 +67,9 @@ class Verdict:
     resident_nbytes: int = 0
     opaque: tuple[str, ...] = ()
     calibrated_seconds: float | None = None
+    host_nbytes: int = 0
+    devices_per_host: int = 1
+    slots_nbytes: int = 0
 
     @property
     def fits(self) -> bool | None:
@@ -88,7 +99,19 @@ class Verdict:
         return self.rooflines.get("compiled") or self.rooflines["propagated"]
 
     def __str__(self) -> str:
-        return f"{self.target}: {self._memory}; {self._time}" + (f"; not compiled: {self.note}" if self.note else "")
+        parts = f"{self.target}: {self._memory}", *self._slots, self._time
+        return "; ".join(parts) + (f"; not compiled: {self.note}" if self.note else "")
+
+    @property
+    def _slots(self) -> Iterator[str]:
+        """Yield the memory of optimizer slots on the host, or the memory that this would save."""
+        if self.host_nbytes:
+            each, host = render_bytes(self.host_nbytes), render_bytes(self.host_nbytes * self.devices_per_host)
+            yield f"optimizer slots take {host} of each host (exact), and {each} a device move there and back in a step"
+        elif not self.fits and self.slots_nbytes >= self.limit_nbytes / _LEAST_SLOTS > 0:
+            saved, least = render_bytes(self.slots_nbytes), render_bytes(self.least_nbytes - self.slots_nbytes)
+            rest = f"state and batch would need {least} of {render_bytes(self.limit_nbytes)}"
+            yield f'slots in host memory, compile(slot_memory="pinned_host"), would save {saved}: {rest}'
 
     @property
     def _memory(self) -> str:
@@ -131,7 +154,7 @@ class Verdict:
             "fits": self.fits,
             "limit_nbytes": self.limit_nbytes,
             "short_by_nbytes": self.short_by_nbytes,
-            "exact": {name: getattr(self, name) for name in ("least_nbytes", "ahead_nbytes", "resident_nbytes")},
+            "exact": {f"{name}_nbytes": getattr(self, f"{name}_nbytes") for name in _EXACT},
             "propagated": {"most_nbytes": self.most_nbytes, "opaque": list(self.opaque), **times["propagated"]},
             "compiled": None if compiled is None else {**dataclasses.asdict(compiled), **times.get("compiled", {})},
             "calibrated": None if self.calibrated_seconds is None else {"step_seconds": self.calibrated_seconds},
@@ -175,5 +198,9 @@ def judge(
     bound = int(_MARGINS.get(target.platform, _MARGIN) * step.activation_nbytes)
     most = least + program.ahead_nbytes + resident + bound
     most += limit // _RESERVED_PART if target.platform == "tpu" else 0
+    slots = sum(row.nbytes_per_device for row in program.state.rows if row.role == "slot" and row.shape)
+    host = program.state.host_nbytes_per_device
+    sizes: dict[str, Any] = {"host_nbytes": host, "slots_nbytes": 0 if host else slots}
+    sizes["devices_per_host"] = collections.Counter(place.host for place in target.places).most_common(1)[0][1]
     of_fit = program.ahead_nbytes, resident, step.opaque
-    return Verdict(target.name, limit, least, most, rooflines, compiled, note, *of_fit)
+    return Verdict(target.name, limit, least, most, rooflines, compiled, note, *of_fit, **sizes)

@@ -108,7 +108,8 @@ def _shards(shape: tuple[int, ...], sharding: jax.sharding.Sharding, read: PartR
         part = copied_by_jax(read(index))
         for device, here in places.items():
             if here == index:
-                shards[device] = jax.device_put(part, device).block_until_ready()
+                at = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+                shards[device] = jax.device_put(part, at).block_until_ready()
         del part
     return [shards[device] for device in places]
 

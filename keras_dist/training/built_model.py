@@ -12,7 +12,7 @@ from flax import nnx
 from keras_dist._support import tree_paths
 from keras_dist._support.lending import Lendable
 from keras_dist._support.located_warnings import warn
-from keras_dist.distribution.devices import check_not_forked
+from keras_dist.distribution.devices import check_memory_kind, check_not_forked
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
@@ -85,6 +85,8 @@ class BuiltModel(BuiltModule):
         An optimizer that a custom loop used on the variables of the model keeps its state.
         """
         check_not_forked()
+        if choices.options.slot_memory is not None:
+            check_memory_kind(choices.options.slot_memory, self.cell.mesh)
 
         def facts() -> Fingerprint:  # of the current layers, also of attributes set since the weights were created
             return {**choices.facts(), **({} if self.trainability is None else self.trainability.facts())}
@@ -102,7 +104,9 @@ class BuiltModel(BuiltModule):
         self.release_optimizers()
         if self.choices is None or not _are_same(self.optimizers, optimizers):
             self._warn_of_reset(optimizers)
-            self.cell.add_slots(optimizers)
+            self.cell.add_slots(optimizers, choices.options.slot_memory)
+        elif self.cell.slot_memory != choices.options.slot_memory:
+            self.cell.move_slots(optimizers, choices.options.slot_memory)
         self.choices = dataclasses.replace(choices, optimizers=optimizers)
         self._attach_optimizers(optimizers)
         for name, values in of_loops.items():

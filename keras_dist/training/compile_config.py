@@ -29,6 +29,7 @@ class StepOptions:
     prefetch: int = MAX_IN_FLIGHT  # executions that the loop is ahead of the devices
     pads: bool = False  # modules see padded rows where the mesh does not divide the batch
     micro_batches: int | None = None  # parts of a batch in pipelines; None: no layers are pipelined
+    slot_memory: str | None = None  # kind of the memory of optimizer slots between steps; None: of the devices
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

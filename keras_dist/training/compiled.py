@@ -330,7 +330,8 @@ class CompiledSteps:
             state, logs = self._state_tree.unflatten(carry[0]), carry[1]
             new, logs = step.advance(state, real_rows(arrays, rows, distribution), logs, rows, None)
             arrays = jax.tree.leaves(new.replace(step=state.step + 1))
-            return jax.lax.with_sharding_constraint(arrays, self._state_shardings), logs
+            pairs = zip(arrays, self._state_shardings, strict=True)
+            return [_constrained(array, sharding) for array, sharding in pairs], logs
 
         def train(state: Flat, logs: Logs, operands: Any) -> tuple[Flat, Logs]:
             return run(one, (state, logs), operands, distribution)
@@ -425,6 +426,13 @@ def _without_windows(plan: LayoutPlan) -> set[tuple[tuple[int, ...], tuple[Axis,
     found = {(row.shape, axes) for row, axes in rows if not any(axes[:-2])}
     turned = {((*shape[:-2], *shape[:-3:-1]), (*axes[:-2], *axes[:-3:-1])) for shape, axes in found}
     return found | turned  # of transposed convolutions
+
+
+def _constrained(array: Any, sharding: jax.sharding.NamedSharding) -> Any:
+    """Constrain an array to a sharding (traced), and place it in its kind of memory."""
+    if sharding.memory_kind is None:
+        return jax.lax.with_sharding_constraint(array, sharding)
+    return jax.device_put(array, sharding)
 
 
 def _replicated(mesh: DeviceMesh) -> jax.sharding.NamedSharding:

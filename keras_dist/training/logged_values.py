@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten, unknown_name_error, with_type
+from keras_dist.optimizers.host_slots import on_device
 from keras_dist.training.accumulators import Count, Latest, OpenMean
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import DEFAULT, Optimizer
@@ -51,7 +52,7 @@ def reported(
         if name == "gradient_norm":
             weight = 1.0 if batch_weight is None else batch_weight
             norms = [
-                one.transformation.squared_norm(one.select(grads), before.slots[key], weight)
+                one.transformation.squared_norm(one.select(grads), on_device(before.slots[key]), weight)
                 for key, one in optimizers.items()
             ]
             squared = sum((jnp.where(is_due, norm, 0.0) for norm, is_due in norms), jnp.zeros((), jnp.float32))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from keras_dist import optimizers
 from keras_dist._support import tree_paths
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, nearest, unknown_name_error
+from keras_dist.optimizers.host_slots import on_device, update_in_turn
 from keras_dist.training.graph import compile_rule
 from keras_dist.training.train_state import TrainState
 
@@ -94,10 +96,18 @@ def apply_gradients(
             }
         if batch_weight is not None:
             extra["batch_weight"] = batch_weight
-        params = optimizer.select(trainable)
-        updates, slots[key] = optimizer.transformation.update(part, slots[key], params, **extra)
-        trainable = optimizer.put(trainable, optax.apply_updates(params, updates))
+        update = functools.partial(_updated, optimizer, extra)
+        params, slots[key] = update_in_turn(update, part, slots[key], optimizer.select(trainable))
+        trainable = optimizer.put(trainable, params)
     return state.replace(trainable=trainable, slots=slots)
+
+
+def _updated(
+    optimizer: Optimizer, extra: Mapping[str, Any], grads: PyTree, slots: PyTree, params: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Return the variables and the slots after a step of one optimizer."""
+    updates, slots = optimizer.transformation.update(grads, slots, params, **extra)
+    return optax.apply_updates(params, updates), slots
 
 
 def scale_loss(named: Mapping[str, Optimizer], loss: jax.Array, slots: Mapping[str, PyTree]) -> Any:
@@ -144,7 +154,7 @@ def finalize(state: TrainState, named: Mapping[str, Optimizer]) -> PyTree:
     trainable = state.trainable
     for name, optimizer in named.items():
         if isinstance(optimizer.transformation, optimizers.Optimizer):
-            final = optimizer.transformation.finalize(state.slots[name], optimizer.select(trainable))
+            final = optimizer.transformation.finalize(on_device(state.slots[name]), optimizer.select(trainable))
             trainable = optimizer.put(trainable, final)
     return trainable
 

@@ -29,6 +29,8 @@ from keras_dist.variables.variable import Variable
 class StateCell(BorrowedArrays):
     """The training state of a model, given its graph, its plan, and the positions of its arrays in the module."""
 
+    slot_memory: str | None = None  # kind of the memory of the slots; None for the memory of the devices
+
     @classmethod
     def of_own_module(cls, graph: ModuleGraph, plan: LayoutPlan, state: PyTree) -> tuple[StateCell, Any]:
         """Create a module with these arrays, placed as planned; return its training state and the module."""
@@ -159,14 +161,15 @@ class StateCell(BorrowedArrays):
             self.state_plan = self._plan_of_state({})
             self._begin(step)
 
-    def add_slots(self, optimizers: dict[str, Optimizer]) -> None:
-        """Create the slots of these optimizers, and reset the step count."""
+    def add_slots(self, optimizers: dict[str, Optimizer], memory_kind: str | None = None) -> None:
+        """Create the slots of these optimizers in a kind of memory, and reset the step count."""
         plans, slots = {}, {}
         self.release_slots()
+        self.slot_memory = memory_kind
         for name, optimizer in optimizers.items():
             params = optimizer.select(self.state.trainable)
             shapes = jax.eval_shape(optimizer.transformation.init, params)
-            plan = self.trainable_plan(optimizer, self.plan).follow(shapes)
+            plan = self.trainable_plan(optimizer, self.plan).follow(shapes, memory_kind=memory_kind)
             slots[name] = plan.init(optimizer.transformation.init, params)
             plans[name] = plan.prefixed(name)
         self.state_plan = self._plan_of_state(plans)
@@ -186,17 +189,27 @@ class StateCell(BorrowedArrays):
             fix = "move a model that shares no layers: keras_dist.models.clone_model(model), then set its weights"
             raise ModelError(summary, given=f"another distribution, {distribution}", fix=fix)
         plan, state = distribution.plan_variables(self.graph.specs, self.graph.treedef), self.state
-        slots = {
-            name: self.trainable_plan(optimizer, plan).follow(state.slots[name]).prefixed(name)
-            for name, optimizer in optimizers.items()
-        }
-        state_plan = self._plan_of_state(slots, plan)
+        state_plan = self._plan_of_state(self._plans_of_slots(optimizers, plan), plan)
         state = state_plan.place(state)
         self.plan, self.state_plan, self.state = plan, state_plan, state
         for _, variable in self._ours:
             variable.join(self)
         for variable in (*self._views.values(), *self._slots.values()):
             variable.lend_for_good(self)
+
+    def move_slots(self, optimizers: dict[str, Optimizer], memory_kind: str | None) -> None:
+        """Move the slots to another kind of memory."""
+        self.slot_memory, state = memory_kind, self.state
+        plans = self._plans_of_slots(optimizers, self.plan)
+        self.state_plan = self._plan_of_state(plans)
+        self.state = state.replace(slots=LayoutPlan.join(plans).place(state.slots))
+
+    def _plans_of_slots(self, optimizers: dict[str, Optimizer], plan: LayoutPlan) -> dict[str, LayoutPlan]:
+        slots, kind = self.state.slots, self.slot_memory
+        return {
+            name: self.trainable_plan(optimizer, plan).follow(slots[name], memory_kind=kind).prefixed(name)
+            for name, optimizer in optimizers.items()
+        }
 
     def copy_of_state(self) -> TrainState:
         """Return a copy of the state, which later steps do not consume."""

@@ -149,8 +149,9 @@ def _memory(plan: LayoutPlan | PlanReport) -> list[Bar]:
     state, batch, step = _state(plan), getattr(plan, "batch", None), getattr(plan, "step", None)
     whole, own = collections.Counter[str](), collections.Counter[str]()
     for row in (*state.rows, *(() if batch is None else batch.rows)):
-        whole[row.role] += row.nbytes
-        own[row.role] += row.nbytes_per_device
+        if row.memory_kind is None:
+            whole[row.role] += row.nbytes
+            own[row.role] += row.nbytes_per_device
     most = max(own.values(), default=0)
     rows = [
         Bar(role, n, _HUES.get(role, _OTHER_HUE), f"{render_bytes(n)} of {render_bytes(whole[role])} in all")
