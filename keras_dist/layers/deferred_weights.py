@@ -30,6 +30,7 @@ from keras_dist._unstable.jax_internals import is_key_dtype, is_traced
 from keras_dist.distribution.variables import leaf_parts
 from keras_dist.layers.adoption import MISSING, adopt, nodes_in, pairs_of, take_static
 from keras_dist.layers.runtime import HasRuntime
+from keras_dist.layers.stacked_layers import is_block
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor, mask_of
 from keras_dist.variables import call_context
@@ -113,8 +114,9 @@ class DeferredWeights(Borrower):
 def defining(layer: Layer) -> Iterator[None]:
     """Context manager of a call on symbolic tensors: the layer adopts what building makes in the traced copy."""
     runtime = layer._runtime
-    is_of_layers = hasattr(type(layer).build, "creates_weights")  # a model
-    if layer._is_built or is_of_layers or layer._needs_no_building() or not trace_state_of(layer).is_valid():
+    is_model = hasattr(type(layer).build, "creates_weights")
+    is_ready = layer._is_built or layer._needs_no_building()
+    if is_model or is_ready or is_block() or not trace_state_of(layer).is_valid():
         yield
         return
     runtime.copies = []
