@@ -1,6 +1,7 @@
 """Weights between the first call of a layer on symbolic tensors and its model: variables without arrays."""
 
 import copy
+from typing import Any
 
 import jax
 import numpy as np
@@ -134,7 +135,8 @@ def test_a_weight_is_tied_to_an_output():
     embedding = layers.Embedding(7, 4)
     inputs = kd.Input((5,), dtype="int32")
     hidden = embedding(inputs)
-    logits = ops.matmul(hidden, ops.transpose(embedding.embeddings))
+    weight: Any = embedding.embeddings
+    logits = ops.matmul(hidden, ops.transpose(weight))
     table = embedding.embeddings.numpy()
     model = kd.Model(inputs, logits)
     tokens = np.arange(5)[None]
@@ -144,7 +146,9 @@ def test_a_weight_is_tied_to_an_output():
 def test_a_part_of_a_layer_in_a_model_keeps_the_other_weights():
     block = Block()
     inputs, outputs = called(block)
-    part = kd.Sequential([kd.Input((5,)), block.late])
+    late: Any = block.late
+    given: list[Any] = [kd.Input((5,)), late]
+    part = kd.Sequential(given)
     assert part.weights[0] is block.late.kernel and not is_deferred(block.scale)
     model = kd.Model(inputs, outputs)
     assert {id(weight) for weight in part.weights} < {id(weight) for weight in model.weights}
