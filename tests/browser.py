@@ -87,9 +87,6 @@ def _install(draft: Path) -> None:
                 tar.extractall(browser, filter="data")
             unpacked.unlink()
     (browser / "chromium").chmod(0o755)
-    (browser / "fonts.conf").write_text(
-        f"<fontconfig><dir>{PLACE}/fonts</dir><dir>/usr/share/fonts</dir><cachedir>{PLACE}/cache</cachedir></fontconfig>"
-    )
 
 
 class Page:
@@ -141,13 +138,17 @@ def browser() -> Iterator[Page]:
     """A page in a browser that ends with the block."""
     folder = installed()
     profile = tempfile.mkdtemp()
+    fonts = Path(profile) / "fonts.conf"  # written anew, as a cache may have moved with its checkout
+    fonts.write_text(
+        f"<fontconfig><dir>{folder}/fonts</dir><dir>/usr/share/fonts</dir><cachedir>{folder}/cache</cachedir></fontconfig>"
+    )
     commands, ours = os.pipe()
     answers, theirs = os.pipe()
     arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
     process = subprocess.Popen(
         [sys.executable, "-c", ON_ITS_PIPE, str(commands), str(theirs), str(folder / "chromium"), *arguments],
         pass_fds=(commands, theirs),
-        env={**os.environ, "LD_LIBRARY_PATH": str(folder / "lib"), "FONTCONFIG_FILE": str(folder / "fonts.conf")},
+        env={**os.environ, "LD_LIBRARY_PATH": str(folder / "lib"), "FONTCONFIG_FILE": str(fonts)},
         stderr=subprocess.DEVNULL,
     )
     os.close(commands)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._support.context_variables import with_value
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.jax_internals import failed_check, is_traced, with_checks
 from keras_dist.errors import DataError
@@ -84,14 +85,9 @@ def check_indices(indices: Any, stop: int, what: str, fix: str) -> None:
         jax_internals.check(is_right, text, wrong=jnp.where(lowest < 0, lowest, highest))
 
 
-@contextlib.contextmanager
-def counting(counts: Any) -> Generator[None]:
+def counting(counts: Any) -> contextlib.AbstractContextManager[object]:
     """Check only indices whose weights are not 0 or False inside; None for all."""
-    token = _counted.set(counts)
-    try:
-        yield
-    finally:
-        _counted.reset(token)
+    return with_value(_counted, counts)
 
 
 def _those_that_count(indices: Any) -> Any:
@@ -113,11 +109,8 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function, for `jax.jit`, that checks indices and returns an error, for `raise_found`, and its result."""
 
     def check(*args: Any) -> Any:
-        token = _is_checked.set(True)
-        try:
+        with with_value(_is_checked, True):
             return function(*args)
-        finally:
-            _is_checked.reset(token)
 
     return with_checks(check)
 

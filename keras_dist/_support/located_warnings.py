@@ -6,7 +6,8 @@ import contextlib
 import contextvars
 import sys
 import warnings
-from collections.abc import Generator
+
+from keras_dist._support.context_variables import with_value
 
 # Flax's metaclass calls constructors of modules, JAX calls steps to trace them, and pools call functions
 _SKIPPED = ("keras_dist", "flax", "jax", "concurrent", "contextlib", "functools")
@@ -14,14 +15,9 @@ _SKIPPED = ("keras_dist", "flax", "jax", "concurrent", "contextlib", "functools"
 _issued: contextvars.ContextVar[set[tuple[str, type[Warning]]] | None] = contextvars.ContextVar("issued", default=None)
 
 
-@contextlib.contextmanager
-def each_warning_once() -> Generator[None]:
+def each_warning_once() -> contextlib.AbstractContextManager[object]:
     """Enter a context in which `warn` issues each text once, although a step is traced several times."""
-    token = _issued.set(_issued.get() or set())
-    try:
-        yield
-    finally:
-        _issued.reset(token)
+    return with_value(_issued, _issued.get() or set())
 
 
 def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:

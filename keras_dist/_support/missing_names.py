@@ -6,9 +6,12 @@ Also loads names that Keras has in a package whose imports may not reach their m
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
+
+from keras_dist.errors import did_you_mean
 
 OF_KERAS = {
     "dtype_policies.DTypePolicyMap": "`dtype=` of the layers; a policy is for all of a layer",
@@ -107,6 +110,8 @@ def missing_from(module: str) -> Callable[[str], Any]:
         note = note_on(known_as, OF_KERAS) or OF_KERAS.get(f"{known_as}.*") or OF_TENSORFLOW.get(known_as)
         if note and not name.startswith("_"):
             text += f"; instead: {note}"
+        elif not name.startswith("_"):
+            text += did_you_mean(name, dir(sys.modules[module]))
         raise AttributeError(text, name=name)
 
     return __getattr__

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import jax
 
+from keras_dist._support.context_variables import with_value
 from keras_dist._unstable.jax_internals import current_trace, is_traced
 from keras_dist.errors import ModelError
 
@@ -72,14 +73,9 @@ def current_scope() -> StatelessScope | None:
     return _current.get()
 
 
-@contextlib.contextmanager
-def without_scope() -> Iterator[None]:
+def without_scope() -> contextlib.AbstractContextManager[object]:
     """Leave all scopes inside."""
-    token = _current.set(None)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return with_value(_current, None)
 
 
 def trace_error(path: str) -> ModelError:
@@ -96,11 +92,6 @@ def current_names() -> tuple[str, ...]:
     return _names.get()
 
 
-@contextlib.contextmanager
-def named(name: str) -> Iterator[None]:
+def named(name: str) -> contextlib.AbstractContextManager[object]:
     """Prefix the paths of variables outside of layers inside."""
-    token = _names.set((*_names.get(), name))
-    try:
-        yield
-    finally:
-        _names.reset(token)
+    return with_value(_names, (*_names.get(), name))

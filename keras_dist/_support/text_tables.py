@@ -59,7 +59,7 @@ class Table:
         return len(self._widths(width)) == len(self.headers)
 
     def lines(self, width: int | None, setting: str) -> list[str]:
-        """Return the lines of the table in this width, which the user changes by `setting`."""
+        """Return the lines of the table, without columns that do not fit into `width`; a hint names `setting`."""
         bar, dash, cross = _box()
         widths = self._widths(width)
         line = f"{dash}{cross}{dash}".join(dash * each for each in widths.values())

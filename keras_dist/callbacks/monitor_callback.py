@@ -20,17 +20,7 @@ _MODES = ("auto", "min", "max")
 
 
 class MonitorCallback(Callback):
-    """Monitors one value of the logs, and compares it with its best value.
-
-    Args:
-        monitor: name of the value.
-        mode: `"min"` or `"max"`, whichever is better; with `"auto"`, or another value, it is the direction of the
-            metric.
-        min_delta: smallest change that is an improvement.
-
-    Attributes:
-        best: the best value so far, or None.
-    """
+    """Base of callbacks that compare one value of the logs with `best`, its best value so far; see `EarlyStopping`."""
 
     in_every_process = True
 
@@ -64,15 +54,7 @@ class MonitorCallback(Callback):
         return self._sign * (value - reference) > self.min_delta
 
     def watched(self, logs: Logs | None, purpose: str) -> float | None:
-        """Return the value from the logs of an epoch; if it is missing, warn once per training and return None.
-
-        Args:
-            logs: the logs of an epoch.
-            purpose: use of the value, for the warning.
-
-        Raises:
-            ModelError: the value has several elements.
-        """
+        """Return the value from the logs; if it is missing, warn once per training that `purpose` needs it."""
         logs = logs or {}
         value: Any = logs.get(self.monitor)
         if value is None:

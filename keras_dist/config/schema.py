@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from keras_dist._support.context_variables import with_value
 from keras_dist.config import mesh_shape
 from keras_dist.config.layouts import DataParallelConfig, DistributionConfig, MeshConfig, mesh_axes
 from keras_dist.config.problems import ConfigTable, as_table, as_tuple, refuse
@@ -128,6 +129,8 @@ class LoraConfig(ConfigTable):
         layers: regular expression, or several, for whole paths of layers or weights.
         alpha: scaling factor; None for `rank`.
         dropout: fraction of the inputs of the factors to drop in training.
+        rank_pattern: other ranks, by regular expressions for paths.
+        alpha_pattern: other scaling factors.
     """
 
     rank: int = Field(ge=1)
@@ -138,6 +141,8 @@ class LoraConfig(ConfigTable):
     ]
     alpha: float | None = Field(default=None, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    alpha_pattern: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
 
 
 class SaveConfig(ConfigTable):
@@ -267,11 +272,8 @@ class RunConfig(ConfigTable):
     @model_validator(mode="wrap")
     @classmethod
     def _knowing_the_axes(cls, value: Any, handler: ModelWrapValidatorHandler[RunConfig]) -> RunConfig:
-        token = mesh_axes.set(_axes((as_table(value) or {}).get("mesh")))
-        try:
+        with with_value(mesh_axes, _axes((as_table(value) or {}).get("mesh"))):
             return handler(value)
-        finally:
-            mesh_axes.reset(token)
 
 
 def _axes(mesh: object) -> tuple[str, ...]:

@@ -92,16 +92,7 @@ class Batching:
         start: Cursor | None = None,
         share: HostSlice | None = None,
     ) -> Epochs:
-        """Yield the batches of each epoch.
-
-        Args:
-            numbers: indices of the epochs.
-            multiple_of: batches are padded to a multiple of this number of rows.
-            shuffle_key: seeds the order of each pass, together with the epoch in which it began; None for no shuffling.
-            stack: number of batches per stack; the remaining batches are yielded singly.
-            start: position to begin at, in one of the epochs; earlier batches are skipped.
-            share: the rows of each batch that this process loads; None for all.
-        """
+        """Yield the batches of each epoch from `start` on; other arguments as in `RowSource.batches`."""
         for epoch, span in self.spans_from(numbers, start):
             key = pass_key(shuffle_key, span.began)
             yield epoch, self.source.batches(self.batch_size, multiple_of, key, stack, span.batches, share)

@@ -10,21 +10,17 @@ allocated, and no device is needed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
 from contextvars import ContextVar
+
+from keras_dist._support.context_variables import with_value
 
 _platform: ContextVar[str | None] = ContextVar("keras_dist_planned_platform", default=None)
 _OF_THE_MESH = ""
 
 
-@contextlib.contextmanager
-def abstract_meshes(platform: str | None = None) -> Generator[None]:
+def abstract_meshes(platform: str | None = None) -> contextlib.AbstractContextManager[object]:
     """Make meshes abstract, to lower steps for `"cpu"`, `"tpu"`, `"cuda"`; None for the devices of the mesh."""
-    token = _platform.set(platform or _OF_THE_MESH)
-    try:
-        yield
-    finally:
-        _platform.reset(token)
+    return with_value(_platform, platform or _OF_THE_MESH)
 
 
 def meshes_are_abstract() -> bool:

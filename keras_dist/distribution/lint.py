@@ -83,7 +83,7 @@ def check_layout(
                 "transform_metadata={nnx.PARTITION_NAME: ...})"
             )
         expected = f"{len(shape)} {'entry' if len(shape) == 1 else 'entries'}, one for each dim"
-        fix = f"write a rule with {len(shape)} entries for this path, {way}"
+        fix = f"write a rule with {expected.partition(',')[0]} for this path, {way}"
         if what is None:
             fix = f"give a layout with {expected}: an axis, several, or None"
         found("rank", f"the layout of {called} has the wrong rank", expected, fix)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
+from keras_dist._support.context_variables import with_value
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 from keras_dist.distribution.plan import LayoutPlan
@@ -108,24 +109,16 @@ def current_pipelining() -> Pipelining | None:
     return _current.get()
 
 
-@contextlib.contextmanager
-def pipelining(plan: LayoutPlan, batch_dim_name: Axis, micro_batches: int | None) -> Generator[None]:
+def pipelining(
+    plan: LayoutPlan, batch_dim_name: Axis, micro_batches: int | None
+) -> contextlib.AbstractContextManager[object]:
     """Let stacks of layers that the plan shards over an axis of stages be pipelined inside the context."""
-    token = _current.set(Pipelining(plan, axis_tuple(batch_dim_name), micro_batches))
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return with_value(_current, Pipelining(plan, axis_tuple(batch_dim_name), micro_batches))
 
 
-@contextlib.contextmanager
-def of_whole_batches() -> Generator[None]:
+def of_whole_batches() -> contextlib.AbstractContextManager[object]:
     """Trace for a batch that is not the last, partial one: micro-batches must divide it."""
-    token = _is_whole.set(True)
-    try:
-        yield
-    finally:
-        _is_whole.reset(token)
+    return with_value(_is_whole, True)
 
 
 def is_whole_batch() -> bool:
@@ -133,15 +126,9 @@ def is_whole_batch() -> bool:
     return _is_whole.get()
 
 
-@contextlib.contextmanager
-def pipelines_noted() -> Generator[dict[Pipeline, None]]:
+def pipelines_noted() -> contextlib.AbstractContextManager[dict[Pipeline, None]]:
     """Collect the pipelines of layers that are traced, in order and without duplicates."""
-    found: dict[Pipeline, None] = {}
-    token = _noted.set(found)
-    try:
-        yield found
-    finally:
-        _noted.reset(token)
+    return with_value(_noted, {})
 
 
 def note_pipeline(pipeline: Pipeline) -> None:

@@ -17,14 +17,7 @@ from keras_dist.errors import DistributionError, shorten
 
 
 class RuleBased(Distribution):
-    """Abstract strategy whose layouts are given by a `LayoutMap`, or else by the model itself.
-
-    Args:
-        batch_dim_name: the mesh axis, or axes, of the batch; None for a replicated batch.
-        strict: raise for rules without effect, instead of warning.
-        axis_names: mesh axes for the model's names of dims.
-        sequence_axis: the mesh axis of the second dim of data, where it divides this dim.
-    """
+    """Abstract strategy whose layouts are given by a `LayoutMap`, or else by the model itself; see `ModelParallel`."""
 
     layout_map: LayoutMap
 

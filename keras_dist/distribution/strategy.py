@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 import numpy as np
 
 from keras_dist._support.arguments import argument_error, is_keras_object
+from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import PyTree, PyTreeDef
 from keras_dist._unstable.flax_internals import state_of
 from keras_dist.distribution import lint
@@ -375,6 +376,7 @@ def check_distribution(argument: str, value: Any) -> Distribution:
         return value
     expected = "a DataParallel, ModelParallel, FullySharded or your own Distribution of keras_dist"
     error = argument_error(argument, value, expected, error=DistributionError)
+    error.fix = "for example keras_dist.DataParallel(), over all devices"
     name = type(value).__name__
     if name in _MADE_OF and (isinstance(value, LayoutMap | DeviceMesh) or is_keras_object(value, name)):
         error.fix = _MADE_OF[name]
@@ -392,14 +394,9 @@ _MADE_OF = {
 """Fixes for classes, also of Keras, from which distributions are made."""
 
 
-@contextlib.contextmanager
-def override(value: Distribution) -> Generator[None]:
+def override(value: Distribution) -> contextlib.AbstractContextManager[object]:
     """Make `value` the current distribution inside a `with` block of this thread or task."""
-    token = _override.set(value)
-    try:
-        yield
-    finally:
-        _override.reset(token)
+    return with_value(_override, value)
 
 
 def resolve_axes(argument: str, value: Any, mesh: DeviceMesh) -> str | tuple[str, ...]:

@@ -8,12 +8,13 @@ gradients for rows that a bare spec splits unevenly.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TypeVar
 
 import jax
 
+from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.jax_internals import in_mesh
 from keras_dist.distribution.strategy import Distribution
@@ -40,25 +41,14 @@ def may_use_kernels() -> bool:
     return _may_use_kernels.get()
 
 
-@contextlib.contextmanager
-def without_kernels() -> Generator[None]:
+def without_kernels() -> contextlib.AbstractContextManager[object]:
     """Trace layers without kernels and layouts: a search follows dims through operations; or only shapes are needed."""
-    token = _may_use_kernels.set(False)
-    try:
-        yield
-    finally:
-        _may_use_kernels.reset(token)
+    return with_value(_may_use_kernels, False)
 
 
-@contextlib.contextmanager
-def kernels_noted() -> Generator[dict[str, None]]:
+def kernels_noted() -> contextlib.AbstractContextManager[dict[str, None]]:
     """Collect the kernels that layers note while they are traced, in order and without duplicates."""
-    found: dict[str, None] = {}
-    token = _kernels.set(found)
-    try:
-        yield found
-    finally:
-        _kernels.reset(token)
+    return with_value(_kernels, {})
 
 
 def note_kernel(text: str) -> None:
@@ -114,13 +104,8 @@ def traced_in(
         raise ModelError(what, given=given, expected=expected, fix=fix) from error
 
 
-@contextlib.contextmanager
-def _traced_in(distribution: Distribution | None) -> Generator[None]:
-    token = _traced.set(distribution)
-    try:
-        yield
-    finally:
-        _traced.reset(token)
+def _traced_in(distribution: Distribution | None) -> contextlib.AbstractContextManager[object]:
+    return with_value(_traced, distribution)
 
 
 def _contains(said: str, texts: Sequence[str]) -> bool:

@@ -109,7 +109,7 @@ class Mesh(DeviceMesh):
 
     @classmethod
     def from_string(cls, mesh_str: str) -> Self:
-        """Return the mesh of a text that `to_string` returned, on devices of this job.
+        """Return the mesh that `to_string` wrote, on the devices of this job.
 
         Raises:
             MeshError: the text does not describe a mesh.

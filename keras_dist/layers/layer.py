@@ -433,7 +433,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         known += [name for weight in self.weight_initializers for name in defaults_of(weight, None)]
         known += ["activity_regularizer", "trainable", "dtype", "autocast", "name", "input_shape"]
         known, first = list(dict.fromkeys(known)), next(iter(kwargs))
-        summary = f"{type(self).__name__} does not know the argument"
+        summary = f"{type(self).__name__} has no argument"
         given = ", ".join(f"{name}={shorten(value)}" for name, value in kwargs.items())
         return unknown_name_error(summary, first, known, given=given, fix="leave it out", error=ModelError)
 

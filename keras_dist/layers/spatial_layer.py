@@ -14,12 +14,7 @@ from keras_dist.ops.spatial import SpatialDims
 
 
 class SpatialLayer(Layer):
-    """The base of layers over `rank` spatial dims.
-
-    Args:
-        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        **kwargs: see `Layer`.
-    """
+    """The base of layers over `rank` spatial dims."""
 
     rank: int
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist import initializers
+from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist._unstable.flax_internals import attribute_order, restore_order, without_eager_sharding
 from keras_dist.layers.pipelined_layers import OneLayer, pipeline_of, run_pipeline
@@ -51,24 +52,16 @@ def stacked_weights(*dims: int) -> Iterator[None]:
     Inside, weights have the values of the first layer, so that layers may be called to create their sublayers' weights.
     """
     stacking = _Stacking(dims)
-    token = _stacking.set(stacking)
-    try:
+    with with_value(_stacking, stacking):
         yield
-    finally:
-        _stacking.reset(token)
     for variable, value in stacking.made:
         variable.set_raw_value(value)
         call_context.note_created(variable, value)  # replaces the note of the first slice
 
 
-@contextlib.contextmanager
-def without_weights() -> Iterator[None]:
+def without_weights() -> contextlib.AbstractContextManager[object]:
     """Let models that know their inputs create no weights when they are made: a stack creates them."""
-    token = _is_block.set(True)
-    try:
-        yield
-    finally:
-        _is_block.reset(token)
+    return with_value(_is_block, True)
 
 
 def is_block() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from keras_dist.models.adapter_saving import load, save
 from keras_dist.models.adapters import enable, merge
@@ -15,7 +15,14 @@ class AdapterMethods(SavingMethods):
     """The methods of `Model` for adapters."""
 
     def enable_lora(
-        self, rank: int, layers: str | Iterable[str], *, alpha: float | None = None, dropout: float = 0.0
+        self,
+        rank: int,
+        layers: str | Iterable[str],
+        *,
+        alpha: float | None = None,
+        dropout: float = 0.0,
+        rank_pattern: Mapping[str, int] | None = None,
+        alpha_pattern: Mapping[str, float] | None = None,
     ) -> None:
         r"""Freeze all weights, and train low-rank updates of the weights of some layers.
 
@@ -32,9 +39,11 @@ class AdapterMethods(SavingMethods):
             layers: regular expression, or several, for whole paths of `Dense`, `EinsumDense`, `Embedding` and
                 convolutions, or of their weights. In models of `from_nnx` for paths of parameters, or of modules with
                 a `kernel` or `embedding`.
-            alpha: scaling factor; the updates are multiplied by `alpha / rank`. By default `rank`.
+            alpha: scaling factor; the updates are multiplied by `alpha / rank`. By default the rank of each layer.
             dropout: fraction of the inputs of the factors to drop in training; not for embeddings, and not available in
                 models of `from_nnx`.
+            rank_pattern: other ranks, by regular expressions for paths as in `layers`; the first that matches counts.
+            alpha_pattern: other scaling factors.
 
         Raises:
             ModelError: an argument cannot be used; a pattern matches nothing, or layers that cannot be adapted, all of
@@ -52,7 +61,7 @@ class AdapterMethods(SavingMethods):
 
         Source: Hu et al. 2021, arXiv:2106.09685; `peft.LoraConfig`.
         """
-        enable(self, rank, layers, alpha, dropout)
+        enable(self, rank, layers, alpha, dropout, rank_pattern, alpha_pattern)
 
     def merge_lora(self) -> None:
         """Add the updates of LoRA to their weights, on the devices, and remove the factors.
@@ -81,6 +90,9 @@ class AdapterMethods(SavingMethods):
         model's files, for networks of `kd.pretrained`, or where `weight_map` gives them. Otherwise they have our paths
         with dots, and numbers for the layers of a stack. In a job all processes must call; the first writes.
 
+        peft adapts a module as a whole. Of weights that are parts of one module, such as `qkv_proj`, the file has one
+        factor A for all, of the sum of their ranks, and B consists of blocks. `load_adapter` finds the parts again.
+
         Args:
             filepath: a folder, which is created in a folder that exists.
             overwrite: whether existing files are replaced.
@@ -90,7 +102,8 @@ class AdapterMethods(SavingMethods):
 
         Raises:
             ModelError: the model has no adapters of `Model.enable_lora`, files exist and are not to be replaced, or the
-                format cannot hold the adapters, for example of a part of a module, or of embeddings that are the head.
+                format cannot hold the adapters, for example of embeddings that are the head, or of parts of one module
+                with different `alpha / rank`.
             OSError: a file cannot be written.
 
         Example:
@@ -113,7 +126,8 @@ class AdapterMethods(SavingMethods):
     ) -> None:
         """Load factors that `save_adapter` or `peft` wrote. A model without adapters gets them.
 
-        A copy of the base's embeddings, which peft adds to the factors of embeddings, is not loaded.
+        Weights that are parts of one module each get its factor A, and their rows of B. A copy of the base's
+        embeddings, which peft adds to the factors of embeddings, is not loaded.
 
         Args:
             filepath: the folder.

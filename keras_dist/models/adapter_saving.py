@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import os
-import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import ModelError
 from keras_dist.layers import ReversibleEmbedding
 from keras_dist.layers.lora import factor_dims
-from keras_dist.models.adapters import candidates_in, enable, enumerated
-from keras_dist.models.runtime import Adapters
-from keras_dist.storage.adapter_files import (
-    AdapterFiles,
-    Form,
-    adapter_folder,
-    read_adapter,
-    write_adapter,
-    written_config,
-)
-from keras_dist.storage.lora_weights import merged_weights
+from keras_dist.models.adapters import arguments_for, candidates_in, enable, enumerated
+from keras_dist.storage.adapter_files import AdapterFiles, adapter_folder, read_adapter, write_adapter, written_config
+from keras_dist.storage.adapter_modules import Form, Group, Pair, groups_of, misfits, modules_in
+from keras_dist.storage.lora_weights import MergedWeight, merged_weights
 from keras_dist.storage.weight_map import WeightMap
 from keras_dist.training.built_model import BuiltModel
 
 if TYPE_CHECKING:
     from keras_dist.models.adapter_methods import AdapterMethods
+
+Scales = Mapping[str, tuple[int, float]]
+"""The rank and alpha of weights by path."""
 
 
 def save(
@@ -43,24 +41,25 @@ def save(
         fix = 'model.enable_lora(rank=8, layers=".*/query") first; save_weights saves all weights'
         raise ModelError("save_adapter: the model has no adapters", given=f"model {model.name!r}", fix=fix)
     folder = adapter_folder("save_adapter", filepath)
-    forms = _forms(model, session, weight_map)
-    chosen = [forms[path] for path in adapters.weights]
-    merged = merged_weights(model, session)
-    problems = [f"{path} was adapted by its layer alone" for path in merged if path not in adapters.weights]
-    problems += _problems(chosen, forms.values())
+    groups, merged = _groups(model, session, weight_map), merged_weights(model, session)
+    chosen = [group for group in groups if group.forms_in(merged)]
+    scales = {path: _scale(one, adapters.weights) for path, one in merged.items()}
+    problems = [*_problems(chosen, groups), *_other_dims(chosen, merged), *_other_scales(chosen, scales)]
     if problems:
         fix = "adapt other layers; or merge_lora, and save the merged weights"
         summary = "save_adapter: peft's format cannot hold the adapters"
         raise ModelError(summary, given=enumerated(problems), fix=fix)
+    arrays: dict[str, np.ndarray] = {}
+    modules: dict[str, tuple[int, float]] = {}
     with session.cell.lock:  # all are of one step, whoever trains
-        arrays = {
-            name: array
-            for form in chosen
-            for name, array in form.to_file(*(factor.numpy() for factor in merged[form.path].factors)).items()
-        }
-    targets = _targets(chosen, forms.values())
-    config = written_config(adapters.rank, adapters.alpha, adapters.dropout, targets, **others)
-    write_adapter(folder, config, arrays, overwrite)
+        for group in chosen:
+            rank, found = group.to_file({form.path: _pair(form, merged) for form in group.forms_in(merged)})
+            rank_here, alpha = scales[group.forms_in(merged)[0].path]
+            modules |= dict.fromkeys(group.modules, (rank, alpha * rank / rank_here))
+            arrays |= found
+    left = [module for group in groups if group not in chosen for module in group.modules]
+    is_transposed = any(form.axis_of_outputs == 1 for group in chosen for form in group.forms)
+    write_adapter(folder, written_config(modules, left, adapters.dropout, is_transposed, **others), arrays, overwrite)
 
 
 def load(
@@ -68,76 +67,142 @@ def load(
 ) -> None:
     """Set the adapters of a model to those in files; see `Model.load_adapter`."""
     session, adapters = model._with_weights(), model._runtime.adapters
-    folder, forms = adapter_folder("load_adapter", filepath), _forms(model, session, weight_map)
-    read: list[tuple[AdapterFiles, list[Form], dict[str, Any]]] = []
+    folder, groups = adapter_folder("load_adapter", filepath), _groups(model, session, weight_map)
+    merged = merged_weights(model, session)
+    here = None if adapters is None else {path: _scale(one, adapters.weights) for path, one in merged.items()}
+    read: list[tuple[AdapterFiles, dict[str, Pair], Scales]] = []
 
     def look() -> None:
         files = read_adapter(folder)
-        chosen, problems = _chosen(files, forms.values(), adapters)
-        problems += _problems(chosen, forms.values())
-        problems = problems or [*files.problems(chosen)]
+        problems: list[str] = []
+        chosen = _in_files(files, groups, here, problems)
+        problems += _problems([*chosen], groups)
+        problems = problems or [*misfits(files.reader, {group: rank for group, (rank, _) in chosen.items()})]
+        pairs, scales = ({}, {}) if problems else _read(files, chosen, here, problems)
         if problems:
             summary = f"{str(folder)!r} does not fit the adapters of model {model.name!r}"
             fix = "load an adapter of this model; or name its modules with weight_map=kd.interop.WeightMap(names=...)"
             raise ModelError(summary, given=enumerated(problems), fix=fix)
-        names = [name for form in chosen for name in form.expected(files.rank)]
-        read.append((files, chosen, files.reader.read_checked(names)))
+        read.append((files, pairs, scales))
 
     Rendezvous("a load of an adapter").each(look)
-    ((files, chosen, arrays),) = read
+    ((files, pairs, scales),) = read
     if adapters is None:
-        layers = [re.escape(form.path) for form in chosen]
-        enable(model, files.rank, layers, files.alpha, files.dropout if dropout is None else dropout)
-    merged = merged_weights(model, session)
-    for form in chosen:
-        for factor, value in zip(merged[form.path].factors, form.from_file(arrays, files.rank), strict=True):
+        enable(model, **arguments_for(scales, files.dropout if dropout is None else dropout))
+        merged = merged_weights(model, session)
+    forms = {form.path: form for group in groups for form in group.forms}
+    for path, pair in pairs.items():
+        for factor, value in zip(merged[path].factors, forms[path].from_file(*pair), strict=True):
             factor.assign(value)
 
 
-def _chosen(files: AdapterFiles, forms: Iterable[Form], adapters: Adapters | None) -> tuple[list[Form], list[str]]:
-    """Return the forms that files have, or that the model has adapted already, and what does not fit."""
-    if adapters is None:
-        modules = files.modules()
-        known = {module for form in forms for module in form.modules}
-        problems = [f"unknown module {module}" for module in sorted(modules - known)]
+def _in_files(
+    files: AdapterFiles, groups: Sequence[Group], here: Scales | None, problems: list[str]
+) -> dict[Group, tuple[int, float]]:
+    """Return rank and alpha of the groups that files have, or that the model has adapted already."""
+    modules = modules_in(files.reader)
+    if here is None:
+        known = {module for group in groups for module in group.modules}
+        problems += [f"unknown module {module}" for module in sorted(modules - known)]
         problems += [] if modules else ["no factors"]
-        return [form for form in forms if not modules.isdisjoint(form.modules)], problems
-    here, there = ({"rank": one.rank, "alpha / rank": one.alpha / one.rank} for one in (adapters, files))
-    problems = [f"{name} is {there[name]}, in the model {here[name]}" for name in here if here[name] != there[name]]
-    return [form for form in forms if form.path in adapters.weights], problems
+        chosen = [group for group in groups if not modules.isdisjoint(group.modules)]
+    else:
+        chosen = [group for group in groups if group.forms_in(here)]
+    found: dict[Group, tuple[int, float]] = {}
+    for group in chosen:
+        first, *others = dict.fromkeys(map(files.rank_and_alpha, group.modules))
+        found[group] = first
+        if others:
+            found_here = f"of ranks and alphas {[first, *others]}"
+            problems.append(f"{group.forms[0].path} is a stack, and cannot hold layers {found_here}: load it unstacked")
+        problems += [] if here is None else _other_ranks(group, first, here)
+    return found
 
 
-def _forms(model: AdapterMethods, session: BuiltModel, weight_map: WeightMap | None) -> dict[str, Form]:
-    """Return the form in files of each weight that LoRA can adapt, by path."""
+def _other_ranks(group: Group, found: tuple[int, float], here: Scales) -> Iterator[str]:
+    """Yield the differences of rank and scale between a module in files and the weights of the model."""
+    ranks = [here[form.path][0] for form in group.forms_in(here)]
+    if found[0] != sum(ranks) and {found[0]} != {*ranks}:
+        yield f"{group.modules[0]}: rank is {found[0]}, in the model {', '.join(map(str, ranks))}"
+    for form in group.forms_in(here):
+        one, other = (alpha / rank for rank, alpha in (found, here[form.path]))
+        if not math.isclose(one, other):
+            yield f"{form.path}: alpha / rank is {one:g}, in the model {other:g}"
+
+
+def _read(
+    files: AdapterFiles, chosen: Mapping[Group, tuple[int, float]], here: Scales | None, problems: list[str]
+) -> tuple[dict[str, Pair], dict[str, tuple[int, float]]]:
+    """Read the factors in files, by path, and their ranks and alphas."""
+    arrays = files.reader.read_checked([name for group, (rank, _) in chosen.items() for name in group.expected(rank)])
+    ranks = None if here is None else {path: rank for path, (rank, _) in here.items()}
+    pairs: dict[str, Pair] = {}
+    scales: dict[str, tuple[int, float]] = {}
+    for group, (rank, alpha) in chosen.items():
+        found = group.from_file(arrays, ranks)
+        if found is None:
+            problems.append(f"{group.modules[0]} adapts other parts than the model, or is not made of blocks")
+            continue
+        pairs |= found
+        sizes = {path: first.shape[1] for path, (first, _) in found.items()}
+        scales |= {path: (size, alpha * size / rank) for path, size in sizes.items()}
+    return pairs, scales
+
+
+def _pair(form: Form, merged: Mapping[str, MergedWeight]) -> Pair:
+    first, second = (factor.numpy() for factor in merged[form.path].factors)
+    return form.to_file(first, second)
+
+
+def _scale(one: MergedWeight, weights: Scales) -> tuple[int, float]:
+    """Return rank and alpha of a weight, which its layer has alone or with others."""
+    if one.path in weights or one.layer is None:
+        return weights[one.path]
+    rank = one.layer.lora_rank or 1
+    return rank, one.layer.lora_alpha or rank
+
+
+def _groups(model: AdapterMethods, session: BuiltModel, weight_map: WeightMap | None) -> list[Group]:
+    """Return the form in files of each weight that LoRA can adapt, in groups of one module."""
     candidates = {one.weight: one for one in candidates_in(session) if one.dims[0]}
     shapes = {path: session.cell.row(path).shape for path in candidates}
     pieces, _ = (weight_map or model._map_of_base() or WeightMap()).pieces_of(shapes)
-    found: dict[str, Form] = {}
+    found: list[Form] = []
     for path, one in candidates.items():
         shape, names = shapes[path], [piece.name for piece in pieces[path]]
         dims = factor_dims(len(shape), *one.dims)
         count = shape[0] if 0 in dims[0] and 0 in dims[1] else None
-        if names == [path]:  # our own path with dots, and the numbers in a stack
+        piece = None if names == [path] else pieces[path][0]
+        if piece is None:  # our own path with dots, and the numbers in a stack
             whole = one.names[0].replace("/", ".")
             modules = [whole] if count is None else [f"{whole}.{number}" for number in range(count)]
         else:
             modules = [name.rpartition(".")[0] for name in names]
         is_tied = isinstance(one.layer, ReversibleEmbedding) and one.layer.tie_weights
-        found[path] = Form(path, tuple(modules), one.kind, shape, dims, is_tied)
-    return found
+        found.append(Form(path, tuple(modules), one.kind, shape, dims, piece, is_tied))
+    return groups_of(found)
 
 
-def _problems(chosen: Sequence[Form], forms: Iterable[Form]) -> list[str]:
-    """Return what the format cannot hold."""
-    counts = Counter(module for form in forms for module in form.modules)
-    problems = [form.problem for form in chosen if form.problem]
-    parts = [f"{form.path} is a part of {module}" for form in chosen for module in form.modules if counts[module] > 1]
-    return problems + parts
+def _problems(chosen: Sequence[Group], groups: Sequence[Group]) -> Iterator[str]:
+    """Yield what the format cannot hold."""
+    counts = Counter(module for group in groups for module in group.modules)
+    for group in chosen:
+        yield from filter(None, (form.problem for form in group.forms))
+        paths = [form.path for form in group.forms]
+        if len(paths) > 1 and any(form.piece is None or form.piece.cut is None for form in group.forms):
+            yield f"{group.modules[0]} has no rows for each of {', '.join(paths)}: name them in one tuple"
+        yield from (f"{group.forms[0].path} is a part of {one}" for one in group.modules if counts[one] > 1)
 
 
-def _targets(chosen: Sequence[Form], forms: Iterable[Form]) -> list[str]:
-    """Return `target_modules`: last names, unless these are numbers, if all modules with them are adapted; else all."""
-    adapted = {module for form in chosen for module in form.modules}
-    left = {module.rpartition(".")[2] for form in forms for module in form.modules if module not in adapted}
-    names = dict.fromkeys(module.rpartition(".")[2] for module in adapted)
-    return sorted(adapted if left & names.keys() or any(map(str.isdigit, names)) else names)
+def _other_dims(chosen: Sequence[Group], merged: Mapping[str, MergedWeight]) -> Iterator[str]:
+    for group in chosen:
+        for form in group.forms_in(merged):
+            if merged[form.path].dims != form.dims:
+                yield f"{form.path} was adapted by its layer alone, whose factors split other dims"
+
+
+def _other_scales(chosen: Sequence[Group], scales: Scales) -> Iterator[str]:
+    for group in chosen:
+        factors = [alpha / rank for rank, alpha in (scales[form.path] for form in group.forms_in(scales))]
+        if any(not math.isclose(factor, factors[0]) for factor in factors):
+            yield f"{group.modules[0]} consists of weights with different alpha / rank: {factors}"

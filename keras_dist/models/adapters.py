@@ -9,19 +9,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flax import nnx
 
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import argument_error, check_number, check_optional, check_size
-from keras_dist.errors import ModelError, nearest
+from keras_dist.errors import ModelError, did_you_mean, nearest
 from keras_dist.layers import EinsumDense, Embedding
 from keras_dist.layers.lora import Factors, LoraLayer
 from keras_dist.models.adoption import change_weights
 from keras_dist.models.runtime import Adapters
-from keras_dist.storage.adapter_files import Kind
+from keras_dist.storage.adapter_files import common_and_others
+from keras_dist.storage.adapter_modules import Kind
 from keras_dist.storage.lora_weights import merged_weights
 from keras_dist.training.adapters import ROOT, add_factors, is_factor, remove_factors
 from keras_dist.training.array_positions import positions_of
@@ -157,44 +158,82 @@ def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
     return list(found.values())
 
 
-def enable(model: AdapterMethods, rank: int, rules: str | Iterable[str], alpha: float | None, dropout: float) -> None:
+def enable(
+    model: AdapterMethods,
+    rank: int,
+    layers: str | Iterable[str],
+    alpha: float | None,
+    dropout: float,
+    rank_pattern: Mapping[str, int] | None = None,
+    alpha_pattern: Mapping[str, float] | None = None,
+) -> None:
     """Adapt the weights that patterns choose, and freeze all others; see `Model.enable_lora`."""
     rank = check_size("rank", rank)
     alpha = check_optional(check_number, "alpha", alpha, above=0)
     dropout = check_number("dropout", dropout, 0, below=1, example=0.05)
     session = model._with_weights()
     _check_free(model, session)
-    candidates = chosen(session, rules)
-    factors = Factors(rank, rank if alpha is None else alpha, splits_inputs=True, dropout=dropout)
+    candidates = chosen(session, layers)
+    ranks = _by_rules("rank_pattern", rank_pattern, candidates, check_size, example=4)
+    alphas = _by_rules("alpha_pattern", alpha_pattern, candidates, functools.partial(check_number, above=0), example=8)
+    sizes = {one.weight: ranks.get(one.weight, rank) for one in candidates}
+    scales = {path: (size, alphas.get(path, size if alpha is None else alpha)) for path, size in sizes.items()}
+    factors = {path: Factors(*scale, splits_inputs=True, dropout=dropout) for path, scale in scales.items()}
     if session.cell.graph.is_foreign:
         if dropout:
             given, fix = f"dropout={dropout}", "dropout=0; or nnx.Dropout in the module; or a model of layers"
             raise ModelError("enable_lora: `dropout` is not available for flax.nnx modules", given=given, fix=fix)
-        change = functools.partial(add_factors, session.model, {one.parts: one.dims for one in candidates}, factors)
-        change_weights(session, {"": session.model}, change, is_factor)
+        kernels = {one.parts: (one.dims, factors[one.weight]) for one in candidates}
+        change_weights(session, {"": session.model}, functools.partial(add_factors, session.model, kernels), is_factor)
         frozen: tuple[Variable, ...] = ()
     else:
         frozen = _freezable(session, candidates)
-        layers = {one.names[0]: one.layer for one in candidates if one.layer is not None}
-        change = functools.partial(_adapt, layers.values(), factors, frozen)
-        change_weights(session, {"": session.model, **layers}, change)
-    weights = tuple(one.weight for one in candidates)
-    model._runtime.adapters = Adapters(rank, factors.alpha, dropout, weights, frozen)
+        adapted = {one.names[0]: one.layer for one in candidates if one.layer is not None}
+        change = functools.partial(_adapt, adapted.values(), factors.values(), frozen)
+        change_weights(session, {"": session.model, **adapted}, change)
+    model._runtime.adapters = Adapters(scales, dropout, frozen)
+
+
+def _by_rules(
+    argument: str, rules: Any, candidates: Sequence[Candidate], check: Callable[..., Any], example: Any
+) -> dict[str, Any]:
+    """Return the values of the first rules that match weights, by path; raise one error for rules without a match."""
+    if rules is not None and not (isinstance(rules, Mapping) and all(isinstance(rule, str) for rule in rules)):
+        raise argument_error(
+            argument, rules, "a dict from regular expressions for paths", example={".*/value": example}
+        )
+    found: dict[str, Any] = {}
+    unused: list[str] = []
+    for rule, value in (rules or {}).items():
+        pattern, value = compile_rule(rule, argument), check(argument, value)
+        matches = [one.weight for one in candidates if any(map(pattern.fullmatch, one.names))]
+        found = dict.fromkeys(matches, value) | found
+        unused += [] if matches else [rule + did_you_mean(rule, (one.names[0] for one in candidates))]
+    if unused:
+        fix = f"choose among {[one.names[0] for one in candidates[:_LISTED]]}"
+        raise ModelError(f"enable_lora: `{argument}` must match adapted layers", given=enumerated(unused), fix=fix)
+    return found
+
+
+def arguments_for(scales: Mapping[str, tuple[int, float]], dropout: float) -> dict[str, Any]:
+    """Return the arguments of `enable_lora` for ranks and alphas of weights by path."""
+    (rank, ranks), (alpha, alphas) = (
+        common_and_others({re.escape(path): scale[place] for path, scale in scales.items()}) for place in (0, 1)
+    )
+    patterns = {"rank_pattern": ranks, "alpha_pattern": alphas}
+    return {"rank": rank, "alpha": alpha, "dropout": dropout, "layers": [*map(re.escape, scales)], **patterns}
 
 
 def written(adapters: Adapters | None) -> dict[str, Any] | None:
     """Return the arguments with which `enable_lora` makes the same adapters; None without."""
-    if adapters is None:
-        return None
-    layers = [re.escape(path) for path in adapters.weights]
-    return {"rank": adapters.rank, "alpha": adapters.alpha, "dropout": adapters.dropout, "layers": layers}
+    return None if adapters is None else arguments_for(adapters.weights, adapters.dropout)
 
 
-def _adapt(layers: Iterable[LoraLayer], factors: Factors, frozen: Iterable[Variable]) -> None:
+def _adapt(layers: Iterable[LoraLayer], factors: Iterable[Factors], frozen: Iterable[Variable]) -> None:
     for variable in frozen:
         variable.freeze()
-    for layer in layers:
-        layer.adapt(factors)
+    for layer, one in zip(layers, factors, strict=True):
+        layer.adapt(one)
 
 
 def _freezable(session: BuiltModel, candidates: Iterable[Candidate]) -> tuple[Variable, ...]:

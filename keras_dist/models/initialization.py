@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,6 +16,7 @@ from flax import nnx
 
 from keras_dist import random
 from keras_dist._support import tree_paths
+from keras_dist._support.context_variables import with_value
 from keras_dist._support.lending import Lendable
 from keras_dist._support.signatures import keywords_taken
 from keras_dist._support.types import ArrayLike, PyTree
@@ -300,14 +301,9 @@ def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None)
     return Forward(traced.graph, None, traced.distribution, random.current_seed(), _compute_loss, remat)
 
 
-@contextlib.contextmanager
-def weights_checked(check: Callable[[Sequence[VariableSpec]], None]) -> Iterator[None]:
+def weights_checked(check: Callable[[Sequence[VariableSpec]], None]) -> contextlib.AbstractContextManager[object]:
     """Call `check(specs)` before weights of models of layers are created in this context."""
-    before = _check.set(check)
-    try:
-        yield
-    finally:
-        _check.reset(before)
+    return with_value(_check, check)
 
 
 def _compute_loss(module: Any, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, training: bool) -> jax.Array:

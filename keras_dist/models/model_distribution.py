@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from keras_dist._support.context_variables import with_value
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.data.batching import Batching
@@ -85,8 +86,7 @@ def place_of(asked: Distribution | None, expected: Distribution | None, graph: M
 _draws: contextvars.ContextVar[bool] = contextvars.ContextVar("draws_initial_weights", default=True)
 
 
-@contextlib.contextmanager
-def zero_weights() -> Iterator[None]:
+def zero_weights() -> contextlib.AbstractContextManager[object]:
     """Create trained weights as zeros in this context, for models whose weights are loaded next.
 
     Initial values are drawn from random bits, which take several times the memory of a weight. With zeros, and weights
@@ -105,11 +105,7 @@ def zero_weights() -> Iterator[None]:
         >>> print(report)
         2 loaded: d1/kernel, d1/bias
     """
-    before = _draws.set(False)
-    try:
-        yield
-    finally:
-        _draws.reset(before)
+    return with_value(_draws, False)
 
 
 def initial_state(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from keras_dist._support.types import PyTree
@@ -21,12 +22,10 @@ from keras_dist.variables.variable import Variable
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Adapters:
-    """Arguments of `Model.enable_lora`, paths of the adapted weights, and the other weights that it has frozen."""
+    """Rank and alpha by path of weights that `Model.enable_lora` adapts, and the other weights that it has frozen."""
 
-    rank: int
-    alpha: float
+    weights: Mapping[str, tuple[int, float]]
     dropout: float
-    weights: tuple[str, ...]
     frozen: tuple[Variable, ...]
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class Span(NamedTuple):
-    """The places of queries or keys.
+    """Positions and segments of queries or keys.
 
     Attributes:
         index: indices in the sequence, (length,): a query attends to keys with indices up to its own.
@@ -22,6 +24,29 @@ class Span(NamedTuple):
     positions: jax.Array | None = None
 
 
+_NO_WINDOW = np.iinfo(np.int32).max
+"""A window that is longer than any sequence."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """The window of a layer in a loop over layers, as an index into the windows of all layers.
+
+    Attributes:
+        sizes: the windows; None for all tokens.
+        index: index of the window of the layer.
+    """
+
+    sizes: tuple[int | None, ...] = dataclasses.field(metadata={"static": True})
+    index: jax.Array
+
+    @property
+    def size(self) -> jax.Array:
+        """The window of the layer."""
+        return jnp.array([_NO_WINDOW if size is None else size for size in self.sizes], "int32")[self.index]
+
+
 class Scores(NamedTuple):
     """Options of the scores.
 
@@ -30,7 +55,7 @@ class Scores(NamedTuple):
         keys: places of the keys.
         scale: factor of the scores.
         is_causal: whether a query attends only to keys up to its own.
-        window: a query attends to the last `window` keys; an array where scanned layers differ; None for all.
+        window: a query attends to the last `window` keys; `Windows` where scanned layers differ; None for all.
         soft_cap: limit of the scores, or None.
     """
 
@@ -38,7 +63,7 @@ class Scores(NamedTuple):
     keys: Span
     scale: float
     is_causal: bool = True
-    window: int | jax.Array | None = None
+    window: int | Windows | None = None
     soft_cap: float | None = None
 
 
@@ -68,6 +93,7 @@ def visible(options: Scores) -> jax.Array | None:
     if queries.segments is not None and keys.segments is not None:
         masks.append(queries.segments[:, :, None] == keys.segments[:, None, :])
     if window is not None:
+        window = window.size if isinstance(window, Windows) else window
         near, far = (span.index[None] if span.positions is None else span.positions for span in (queries, keys))
         masks.append(near[:, :, None] - far[:, None, :] < window)
     mask = None

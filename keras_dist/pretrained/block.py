@@ -6,30 +6,20 @@ leading dim, which no layer could be called with.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from keras_dist import activations
-from keras_dist.initializers import RandomNormal
-from keras_dist.layers import Dense, EinsumDense, Layer, LayerNormalization, RMSNormalization
+from keras_dist.layers import EinsumDense, Layer, LayerNormalization, RMSNormalization
 from keras_dist.layers.weight_arguments import Identifier
 from keras_dist.ops.normalization import divided_by_rms, wide
-from keras_dist.pretrained.attending import Scores, Span, attend
+from keras_dist.pretrained.attending import Scores, Span, Windows, attend
 from keras_dist.pretrained.cache import Slots
-from keras_dist.pretrained.config import FeedForwardConfig, NetworkConfig
+from keras_dist.pretrained.config import NetworkConfig
+from keras_dist.pretrained.feed_forward import Experts, FeedForward, kernel_initializer
 from keras_dist.pretrained.kernels import attend_by
 from keras_dist.pretrained.rotary import Angles, rotated
-
-_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": activations.silu,
-    "gelu": functools.partial(activations.gelu, approximate=False),
-    "gelu_new": functools.partial(activations.gelu, approximate=True),
-    "gelu_pytorch_tanh": functools.partial(activations.gelu, approximate=True),
-    "relu": activations.relu,
-}
 
 
 class RMSNormalizationFromOne(RMSNormalization):
@@ -49,11 +39,6 @@ def norm(config: NetworkConfig, axis: int | Sequence[int] = -1, **options: Any) 
         return LayerNormalization(axis, config.norm.epsilon, **options)
     kind = RMSNormalizationFromOne if config.norm.adds_one else RMSNormalization
     return kind(axis, config.norm.epsilon, **options)
-
-
-def kernel_initializer(config: NetworkConfig, initializer: Identifier) -> Identifier:
-    """Return the initializer of kernels and embeddings; by default a normal distribution."""
-    return RandomNormal(stddev=config.initializer_range) if initializer is None else initializer
 
 
 class SelfAttention(Layer):
@@ -96,7 +81,7 @@ class SelfAttention(Layer):
         angles: Angles | None,
         queries: Span,
         keys: Span,
-        window: int | jax.Array | None = None,
+        window: int | Windows | None = None,
         slots: Slots | None = None,
     ) -> tuple[jax.Array, Slots | None]:
         """Return the output (batch, length, hidden_size), and the slots with the new keys and values."""
@@ -117,44 +102,22 @@ class SelfAttention(Layer):
         return self._members["output"](attended), slots
 
 
-class FeedForward(Layer):
-    """`down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate."""
-
-    def __init__(self, config: NetworkConfig, initializer: Identifier = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        options: FeedForwardConfig = config.feed_forward
-        shared: dict[str, Any] = {
-            "use_bias": options.use_bias,
-            "kernel_initializer": kernel_initializer(config, initializer),
-            "dtype": self.dtype_policy,
-        }
-        self.gated, self.size = options.gated, options.size
-        self.activation = _ACTIVATIONS[options.activation]
-        if options.gated:
-            self.gate = Dense(options.size, **shared)
-        self.up = Dense(options.size, **shared)
-        self.down = Dense(config.hidden_size, **shared)
-
-    def build(self, input_shape: tuple[int, ...]) -> None:
-        for layer in (self.gate, self.up) if self.gated else (self.up,):
-            layer.build(input_shape)
-        self.down.build((*input_shape[:-1], self.size))
-
-    def call(self, hidden: jax.Array) -> jax.Array:
-        if self.gated:
-            return self.down(self.activation(self.gate(hidden)) * self.up(hidden))
-        return self.down(self.activation(self.up(hidden)))
-
-
 class Block(Layer):
-    """Self-attention and a feed-forward network, each added to its input."""
+    """Self-attention and a feed-forward network or experts, each added to its input."""
 
-    def __init__(self, config: NetworkConfig, is_causal: bool, initializer: Identifier = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        config: NetworkConfig,
+        is_causal: bool,
+        initializer: Identifier = None,
+        has_experts: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(autocast=False, **kwargs)
         dtype, placement = self.dtype_policy, config.norm.placement
         self.placement = placement
         self.attention = SelfAttention(config, is_causal, initializer, dtype=dtype)
-        self.feed_forward = FeedForward(config, initializer, dtype=dtype)
+        self.feed_forward = (Experts if has_experts else FeedForward)(config, initializer, dtype=dtype)
         if placement != "after":
             self.attention_norm, self.feed_forward_norm = (norm(config, dtype=dtype) for _ in range(2))
         if placement in ("after", "both"):
@@ -175,16 +138,21 @@ class Block(Layer):
         angles: Angles | None,
         queries: Span,
         keys: Span,
-        window: int | jax.Array | None = None,
+        window: int | Windows | None = None,
         slots: Slots | None = None,
-    ) -> tuple[jax.Array, Slots | None]:
-        """Return the hidden vectors (batch, length, hidden_size), and the slots with the new keys and values."""
+    ) -> tuple[jax.Array, Slots | None, jax.Array | None]:
+        """Return the hidden vectors, the slots with the new keys and values, and the tallies of `Experts`, or None."""
         before = self.placement in ("before", "both")
         normalized = self.attention_norm(hidden) if before else hidden
         added, slots = self.attention(normalized, angles, queries, keys, window, slots)
-        hidden = self._added(hidden, added, "attention")
-        added = self.feed_forward(self.feed_forward_norm(hidden) if before else hidden)
-        return self._added(hidden, added, "feed_forward"), slots
+        hidden, tallies = self._added(hidden, added, "attention"), None
+        normalized = self.feed_forward_norm(hidden) if before else hidden
+        if isinstance(self.feed_forward, Experts):
+            mask = None if queries.segments is None else queries.segments > 0
+            added, tallies = self.feed_forward(normalized, mask=mask)
+        else:
+            added = self.feed_forward(normalized)
+        return self._added(hidden, added, "feed_forward"), slots, tallies
 
     def _added(self, hidden: jax.Array, added: jax.Array, name: str) -> jax.Array:
         if self.placement in ("after", "both"):

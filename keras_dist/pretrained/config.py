@@ -175,6 +175,40 @@ class FeedForwardConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+    """Experts, of which a router chooses some for each token, in place of one feed-forward network.
+
+    An expert has the form of `FeedForwardConfig`, without biases; see `layers.MixtureOfExperts`.
+
+    Attributes:
+        num_experts: number of experts.
+        top_k: number of experts of a token.
+        units: number of hidden units of an expert; None for the `size` of `FeedForwardConfig`.
+        normalize: whether the weights of the experts of a token sum to 1.
+        load_balancing: factor of the loss of unequal use, in training. `transformers` calls it `router_aux_loss_coef`,
+            and adds the loss where `output_router_logits` is set.
+        dense_layers: indices of layers with one feed-forward network.
+        capacity_factor: slots of experts in training, as a multiple of the choices of a row: further choices are
+            dropped. None to drop none, which takes `num_experts / top_k` times the memory and FLOPs of 1. Without
+            training none are dropped.
+    """
+
+    num_experts: int
+    top_k: int = 2
+    units: int | None = None
+    normalize: bool = True
+    load_balancing: float = 0.001
+    dense_layers: tuple[int, ...] = ()
+    capacity_factor: float | None = None
+
+    def problems(self) -> Iterator[str]:
+        if self.top_k > self.num_experts:
+            yield f"top_k={self.top_k} must be at most num_experts={self.num_experts}"
+        if self.capacity_factor == 0:
+            yield "capacity_factor=0 must be positive"
+
+
+@dataclasses.dataclass(frozen=True)
 class NormConfig:
     """The normalizations of a network.
 
@@ -208,6 +242,7 @@ class NetworkConfig:
         attention: self-attention.
         feed_forward: the feed-forward networks.
         norm: the normalizations.
+        experts: experts in place of the feed-forward networks, or None; for decoders.
         max_length: longest sequence of the training; number of learned positions.
         initializer_range: standard deviation of initial kernels and embeddings.
         extra: entries of `config.json` that do not change the network, such as the ids of special tokens.
@@ -219,6 +254,7 @@ class NetworkConfig:
     attention: AttentionConfig
     feed_forward: FeedForwardConfig
     norm: NormConfig = NormConfig()
+    experts: ExpertsConfig | None = None
     max_length: int = 2048
     initializer_range: float = 0.02
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
@@ -226,16 +262,22 @@ class NetworkConfig:
     def __post_init__(self) -> None:
         """Check all options; one error lists all problems."""
         found: list[str] = []
-        for group in (self, self.attention, self.feed_forward, self.norm):
+        for group in filter(None, (self, self.attention, self.feed_forward, self.norm, self.experts)):
             found += list(wrong_values(group)) or group.problems()  # which compare numbers
         if found:
             parts = {"given": "; ".join(found), "fix": "correct them in config.json, or in the arguments"}
             summary = f"the config of a {self.family!r} network is not valid"
             raise ConfigError(summary, problems=tuple(found), **parts)
 
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer has experts."""
+        return self.experts is not None and layer not in self.experts.dense_layers
+
     def problems(self) -> Iterator[str]:
-        for name in ("sliding_layers", "layers_without_rotary"):
-            beyond = [layer for layer in getattr(self.attention, name) or () if layer >= self.num_layers]
+        listed = {name: getattr(self.attention, name) for name in ("sliding_layers", "layers_without_rotary")}
+        listed |= {"dense_layers": () if self.experts is None else self.experts.dense_layers}
+        for name, layers in listed.items():
+            beyond = [layer for layer in layers or () if layer >= self.num_layers]
             if beyond:
                 yield f"{name}={shorten(beyond)} must be below num_layers={self.num_layers}"
 
@@ -297,6 +339,8 @@ class EncoderConfig(NetworkConfig):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
+        if self.experts is not None:
+            yield "experts are available in decoders only"
         if self.image_size is not None and self.patch_size > self.image_size:
             yield f"patch_size={self.patch_size} must be at most image_size={self.image_size}"
         if self.pooled_activation not in POOLED_ACTIVATIONS:
@@ -333,6 +377,7 @@ def wrong_values(group: Any) -> Iterator[str]:
 _GROUPS = {
     "attention": AttentionConfig,
     "feed_forward": FeedForwardConfig,
+    "experts": ExpertsConfig,
     "norm": NormConfig,
     "rotary": Rotary,
     "sliding_rotary": Rotary,

@@ -15,10 +15,11 @@ from keras_dist.layers import Dense, Embedding, ReversibleEmbedding
 from keras_dist.layers.weight_arguments import Identifier
 from keras_dist.models import Model
 from keras_dist.pretrained.attending import Span
-from keras_dist.pretrained.block import kernel_initializer, norm
+from keras_dist.pretrained.block import norm
 from keras_dist.pretrained.blocks import blocks, run_blocks
 from keras_dist.pretrained.cache import Cache
 from keras_dist.pretrained.config import DecoderConfig
+from keras_dist.pretrained.feed_forward import balancing_loss, kernel_initializer
 from keras_dist.pretrained.weight_maps import weight_map
 from keras_dist.storage.weight_map import WeightMap
 from keras_dist.training.built_model import BuiltModel
@@ -33,6 +34,9 @@ class Decoder(Model):
 
     With a `cache`, positions and slots follow those in the cache, and the result is `(logits, cache)`.
 
+    Experts of `config.experts` drop no choices, unless they have a `capacity_factor` and train. In training the decoder
+    adds their loss, of all layers together and without the tokens of segment 0.
+
     Args:
         config: the options.
         scan: whether the weights of all blocks are stacked, and one block is compiled, in a loop. Paths then have no
@@ -42,7 +46,7 @@ class Decoder(Model):
         **kwargs: see `Model`.
 
     Raises:
-        ModelError: `config` is not a `DecoderConfig`.
+        ModelError: `config` is not a `DecoderConfig`, or `scan=True` for experts in some layers only.
 
     Example:
         >>> import numpy as np
@@ -87,7 +91,7 @@ class Decoder(Model):
             members["head"] = Dense(config.vocab_size, use_bias=False, kernel_initializer=initial, dtype=dtype)
         self._members = members  # `layers` is a property of models
 
-    def call(self, inputs: PyTree, cache: Cache | None = None) -> PyTree:
+    def call(self, inputs: PyTree, cache: Cache | None = None, training: bool | None = None) -> PyTree:
         """Return the logits, and with a cache also the cache with the new tokens."""
         tokens, positions, segments = parts_of(inputs)
         start = 0 if cache is None else cache.index
@@ -99,7 +103,9 @@ class Decoder(Model):
         queries = Span(index, segments, positions)
         keys = queries if cache is None else cache.span
         hidden = self._embedded(tokens, index[None] if positions is None else positions)
-        hidden, cache = run_blocks(self._members["layers"], self.config, hidden, (queries, keys), cache)
+        hidden, cache, tallies = run_blocks(self._members["layers"], self.config, hidden, (queries, keys), cache)
+        if training and tallies is not None and self.config.experts is not None:
+            self.add_loss(balancing_loss(tallies, self.config.experts))
         logits = self._logits(self._members["norm"](hidden))
         return logits if cache is None else (logits, cache)
 

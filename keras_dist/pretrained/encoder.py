@@ -14,10 +14,11 @@ from keras_dist.layers import Conv2D, Dense, Embedding, Layer
 from keras_dist.layers.weight_arguments import Identifier
 from keras_dist.models import Model
 from keras_dist.pretrained.attending import Span
-from keras_dist.pretrained.block import kernel_initializer, norm
+from keras_dist.pretrained.block import norm
 from keras_dist.pretrained.blocks import blocks, run_blocks
 from keras_dist.pretrained.config import EncoderConfig
 from keras_dist.pretrained.decoder import parts_of
+from keras_dist.pretrained.feed_forward import kernel_initializer
 from keras_dist.pretrained.weight_maps import weight_map
 from keras_dist.storage.weight_map import WeightMap
 from keras_dist.training.built_model import BuiltModel
@@ -118,7 +119,7 @@ class Encoder(Model):
             tokens, positions, segments = parts_of(inputs, ("tokens", "types", "positions", "segments"))
             hidden = embedding(tokens, jnp.arange(tokens.shape[1])[None] if positions is None else positions, types)
         span = Span(jnp.arange(hidden.shape[1]), segments)
-        hidden, _ = run_blocks(self._members["layers"], self.config, hidden, (span, span))
+        hidden, *_ = run_blocks(self._members["layers"], self.config, hidden, (span, span))
         if self.config.final_norm:
             hidden = self._members["norm"](hidden)
         if self.config.pooled_size is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from keras_dist._support.located_warnings import warn
@@ -94,6 +94,11 @@ class Family:
         """Return whether names in files that `transformers` writes for a config have the prefix."""
         del config
         return True
+
+    def tables(self, names_in_file: Collection[str]) -> tuple[Mapping[Any, Any], Mapping[str, Any]]:
+        """Return `names` and `transform` for a file with these names; without names for a new file."""
+        del names_in_file
+        return self.names, self.transform
 
     def read(self, document: Document) -> NetworkConfig:
         """Return the config for the content of a `config.json`.
@@ -263,11 +268,12 @@ def layer_norm(path: str, name: str) -> dict[str, str]:
 
 
 def _canonical(config: NetworkConfig) -> NetworkConfig:
-    """Return a config that lists the layers with a window, without the choice of a kernel."""
+    """Return a config that lists the layers with a window, without the choice of a kernel or of slots in training."""
     heads = dataclasses.replace(config.attention, implementation="auto")
     sliding = tuple(layer for layer in range(config.num_layers) if heads.slides(layer))
     heads = dataclasses.replace(heads, window=heads.window if sliding else None, sliding_layers=sliding)
-    return dataclasses.replace(config, attention=heads)
+    experts = config.experts and dataclasses.replace(config.experts, capacity_factor=None)
+    return dataclasses.replace(config, attention=heads, experts=experts)
 
 
 def _differences(config: Any, other: Any, prefix: str = "") -> list[str]:

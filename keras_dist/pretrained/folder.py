@@ -45,6 +45,7 @@ def describe(
     scan: bool = False,
     remat: bool = False,
     attention: str = "auto",
+    capacity_factor: float | None = None,
 ) -> Network:
     """Return the network of a folder without its weights: only `config.json` is read, and nothing is allocated.
 
@@ -52,14 +53,15 @@ def describe(
 
     Args:
         folder: a folder with a `config.json` of `transformers`, or the path of the file.
-        dtype, scan, remat, attention: see `load`.
+        dtype, scan, remat, attention, capacity_factor: see `load`.
 
     Raises:
         ConfigError: the file cannot be read, or has options that are not supported; all are listed.
         FileNotFoundError: the file does not exist.
         UnknownNameError: the `model_type` is unknown.
     """
-    return _network(_attending(read_config(folder), attention), dtype=dtype, scan=scan, remat=remat)
+    config = _with_options(read_config(folder), attention, capacity_factor)
+    return _network(config, dtype=dtype, scan=scan, remat=remat)
 
 
 def load(
@@ -69,6 +71,7 @@ def load(
     scan: bool = False,
     remat: bool = False,
     attention: str = "auto",
+    capacity_factor: float | None = None,
     ignore: Sequence[str] = (),
 ) -> Network:
     """Load a network from a folder of `transformers`, on the current distribution.
@@ -88,6 +91,9 @@ def load(
         attention: `"xla"`, `"cudnn"`, `"splash"`, `"ring"`, or `"auto"`: a ring where the strategy has a sequence axis,
             else the fastest on the platform of the mesh; see the `implementation` of `AttentionConfig`. The plan names
             the one that is used, and the reasons.
+        capacity_factor: slots of experts in training, as a multiple of the choices of a row, such as 1.25; further
+            choices are dropped. By default none are dropped, which takes `num_experts / top_k` times the memory and
+            FLOPs of 1. Without training none are dropped in any case.
         ignore: regular expression, or several, for names in the files that are not loaded, such as other heads.
 
     Raises:
@@ -99,7 +105,7 @@ def load(
 
     Source: `transformers.AutoModelForCausalLM.from_pretrained`.
     """
-    config = _attending(read_config(folder), attention)
+    config = _with_options(read_config(folder), attention, capacity_factor)
     asked, options = current_distribution(), {"dtype": dtype, "scan": scan, "remat": remat}
     if asked is not None and asked.is_searched:
         asked, is_short = _found(asked, config, options)
@@ -176,9 +182,16 @@ def read_config(folder: str | os.PathLike[str]) -> NetworkConfig:
     return family_named(document.get("model_type")).read(document)
 
 
-def _attending(config: NetworkConfig, implementation: str) -> NetworkConfig:
+def _with_options(config: NetworkConfig, implementation: str, capacity_factor: float | None) -> NetworkConfig:
+    """Return the config with options that are not in `config.json`."""
     check_option("attention", implementation, IMPLEMENTATIONS)
-    return dataclasses.replace(config, attention=dataclasses.replace(config.attention, implementation=implementation))
+    config = dataclasses.replace(config, attention=dataclasses.replace(config.attention, implementation=implementation))
+    if capacity_factor is None:
+        return config
+    if config.experts is None:
+        given, fix = f"capacity_factor={shorten(capacity_factor)}", "leave it out"
+        raise ModelError(f"`capacity_factor` is for experts, and {config.family!r} has none", given=given, fix=fix)
+    return dataclasses.replace(config, experts=dataclasses.replace(config.experts, capacity_factor=capacity_factor))
 
 
 def _network(config: NetworkConfig, **options: Any) -> Network:

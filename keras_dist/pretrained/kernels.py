@@ -8,6 +8,7 @@ the query weights. Heads of keys and values are repeated where these axes do not
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +25,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import may_use_kernels, note_kernel, traced_distribution
 from keras_dist.errors import ModelError
 from keras_dist.ops.ring_attention import RingOptions, ring_for
-from keras_dist.pretrained.attending import Scores, Span, attend, visible
+from keras_dist.pretrained.attending import Scores, Span, Windows, attend, visible
 from keras_dist.variables.variable import Variable
 
 Arrays = tuple[jax.Array, jax.Array, jax.Array]
@@ -33,6 +34,12 @@ Arrays = tuple[jax.Array, jax.Array, jax.Array]
 Kernel = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
 """`kernel(query, key, value, mask)` of one device; the first dim of the mask is the batch."""
 
+Mask = Callable[[], jax.Array | None]
+"""Makes the mask of a kernel, in the branch that needs it."""
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""`attend(query, key, value)` of all devices."""
+
 _OF_PLATFORM = {"cuda": "cudnn", "tpu": "splash"}
 _NAMES = {"cudnn": "cuDNN", "splash": "Pallas splash attention"}
 _BLOCKS = (512, 256, 128)
@@ -40,27 +47,47 @@ _BLOCKS = (512, 256, 128)
 
 
 def attend_by(implementation: str, weight: Variable, arrays: Arrays, options: Scores) -> jax.Array:
-    """Return `attend(*arrays, options)` by an implementation; the layout of the query `weight` shards the heads."""
+    """Return `attend(*arrays, options)` by an implementation; the layout of the query `weight` shards the heads.
+
+    Masks of kernels are constants. Where scanned layers have different windows, the layer switches between kernels.
+    """
+    if not may_use_kernels():
+        return attend(*arrays, options)
+    windows = options.window
+    if not isinstance(windows, Windows):
+        kernel = _kernel_for(implementation, weight, arrays, options)
+        return attend(*arrays, options) if kernel is None else kernel(*arrays)
+    each = [options._replace(window=size) for size in windows.sizes]
+    kernels = [_kernel_for(implementation, weight, arrays, of_layer) for of_layer in each]
+    if not any(kernels):
+        return attend(*arrays, options)
+
+    def branch(kernel: Attend | None, options: Scores) -> Attend:
+        return kernel or (lambda query, key, value: attend(query, key, value, options))
+
+    return jax.lax.switch(windows.index, list(map(branch, kernels, each)), *arrays)
+
+
+def _kernel_for(implementation: str, weight: Variable, arrays: Arrays, options: Scores) -> Attend | None:
+    """Return what computes attention with one window, and note it for the plan; None for XLA."""
     distribution = traced_distribution()
     platform = None if distribution is None else distribution.device_mesh.platform
     name = _OF_PLATFORM.get(platform or jax.default_backend(), "xla") if implementation == "auto" else implementation
-    if not may_use_kernels():
-        return attend(*arrays, options)
-    ring = ring_for(implementation, *arrays[:2], [*_problems_of_ring(options)])
+    ring = ring_for(implementation, *arrays[:2], ())
     if ring is not None:
-        return ring.attend(*arrays, _in_ring(options))
+        return functools.partial(ring.attend, options=_in_ring(options))
     if implementation == "auto" and distribution is not None and distribution.sequence_axis is not None:
-        return attend(*arrays, options)  # kernels would gather the queries, too
+        return None  # kernels would gather the queries, too
     if name == "xla":
         note_kernel("attention by XLA")
-        return attend(*arrays, options)
+        return None
     problems = list(_problems(name, arrays, options, distribution))
     if not problems and distribution is not None:
         kernel, mask = (_cudnn if name == "cudnn" else _splash)(options, arrays, platform)
         return _over_shards(name, kernel, arrays, mask, _heads_axis(weight, arrays[0], distribution), distribution)
     if implementation == "auto":
         note_kernel(f"attention by XLA, since {_NAMES[name]} cannot be used: {'; '.join(problems)}")
-        return attend(*arrays, options)
+        return None
     fix = "attention='auto' uses it where it can, and XLA elsewhere"
     raise ModelError(f"attention={name!r} cannot be used here", given="; ".join(problems), fix=fix)
 
@@ -80,11 +107,6 @@ def _problems(name: str, arrays: Arrays, options: Scores, distribution: Distribu
     yield from problems(arrays, options, mesh.platform)
 
 
-def _problems_of_ring(options: Scores) -> Iterator[str]:
-    if isinstance(options.window, jax.Array):
-        yield "scanned layers have different windows"
-
-
 def _in_ring(options: Scores) -> RingOptions:
     def seen(queries: Span, keys: Span) -> jax.Array | None:
         return visible(options._replace(queries=queries, keys=keys))
@@ -102,15 +124,13 @@ def _problems_of_cudnn(arrays: Arrays, options: Scores, platform: str) -> Iterat
         return
     kernel, mask = _cudnn(options, arrays, platform)
     try:  # JAX knows the limits of the version of cuDNN and of the GPU
-        jax.eval_shape(lambda *arrays: jax.vjp(lambda q, k, v: kernel(q, k, v, mask), *arrays)[0], *arrays)
+        jax.eval_shape(lambda *arrays: jax.vjp(lambda q, k, v: kernel(q, k, v, mask()), *arrays)[0], *arrays)
     except (NotImplementedError, RuntimeError, ValueError) as error:
         yield f"JAX says: {' '.join(str(error).split())[:200]}"
 
 
 def _problems_of_splash(arrays: Arrays, options: Scores, platform: str) -> Iterator[str]:
-    if isinstance(options.window, jax.Array):
-        yield "scanned layers have different windows, and its mask is constant"
-    elif options.window is not None and options.queries.positions is not None and options.queries.segments is None:
+    if options.window is not None and options.queries.positions is not None and options.queries.segments is None:
         yield "positions without segments: its window counts tokens"
     if arrays[0].dtype not in (jnp.bfloat16, jnp.float32):
         yield f"the dtype {arrays[0].dtype}, which is not bfloat16 or float32"
@@ -118,16 +138,18 @@ def _problems_of_splash(arrays: Arrays, options: Scores, platform: str) -> Itera
         yield f"the platform {platform!r}, which is not 'tpu'"
 
 
-def _cudnn(options: Scores, arrays: Arrays, platform: str | None) -> tuple[Kernel, jax.Array | None]:
+def _cudnn(options: Scores, arrays: Arrays, platform: str | None) -> tuple[Kernel, Mask]:
     """Return the kernel of cuDNN and its mask (batch, 1, length, length); a plain causal mask or window needs none."""
     del platform
     needs_mask = options.queries.segments is not None or not (options.window is None or options.is_causal)
-    needs_mask |= options.window is not None and (
-        isinstance(options.window, jax.Array) or options.queries.positions is not None
-    )
-    found = visible(options) if needs_mask else None
-    mask = None if found is None else jnp.broadcast_to(found, (len(arrays[0]), *found.shape[1:]))[:, None]
-    window = None if options.window is None or needs_mask else (int(options.window) - 1, 0)
+    needs_mask |= options.window is not None and options.queries.positions is not None
+    rows = len(arrays[0])
+
+    def mask() -> jax.Array | None:
+        found = visible(options) if needs_mask else None
+        return None if found is None else jnp.broadcast_to(found, (rows, *found.shape[1:]))[:, None]
+
+    window = None if needs_mask or not isinstance(options.window, int) else (options.window - 1, 0)
 
     def kernel(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None) -> jax.Array:
         masks: dict[str, Any] = {"mask": mask, "is_causal": options.is_causal, "local_window_size": window}
@@ -136,7 +158,7 @@ def _cudnn(options: Scores, arrays: Arrays, platform: str | None) -> tuple[Kerne
     return kernel, mask
 
 
-def _splash(options: Scores, arrays: Arrays, platform: str | None) -> tuple[Kernel, jax.Array | None]:
+def _splash(options: Scores, arrays: Arrays, platform: str | None) -> tuple[Kernel, Mask]:
     """Return the kernel of Pallas, which pads sequences to whole blocks, and its mask: the segments."""
     del arrays
 
@@ -153,14 +175,14 @@ def _splash(options: Scores, arrays: Arrays, platform: str | None) -> tuple[Kern
             segments = splash.SegmentIds(segments, segments)  # pyright: ignore
         return jax.vmap(made)(*given, segments).swapaxes(1, 2)[:, :length]
 
-    return kernel, options.queries.segments
+    return kernel, lambda: options.queries.segments
 
 
 def _splash_kernel(length: int, heads: int, options: Scores, interpret: bool) -> Any:
     """Return the kernel for one row."""
     shape, window = (length, length), options.window
-    if window is not None:
-        mask = splash_mask.LocalMask(shape, (int(window) - 1, 0 if options.is_causal else None), 0)
+    if isinstance(window, int):
+        mask = splash_mask.LocalMask(shape, (window - 1, 0 if options.is_causal else None), 0)
     else:
         mask = splash_mask.CausalMask(shape) if options.is_causal else splash_mask.FullMask(shape)
     block = next(block for block in _BLOCKS if length % block == 0)
@@ -179,21 +201,25 @@ def _splash_kernel(length: int, heads: int, options: Scores, interpret: bool) ->
 
 
 def _over_shards(
-    name: str, kernel: Kernel, arrays: Arrays, mask: jax.Array | None, heads: Axis, distribution: Distribution
-) -> jax.Array:
-    """Return the outputs of the kernel, called on each device for its rows and heads."""
-    query, key, value = arrays
-    mesh, rows = distribution.device_mesh, distribution.get_data_layout(query.shape).axes[0]
-    repeats = math.lcm(key.shape[2], mesh.axis_size(heads)) // key.shape[2]
-    if repeats > 1:
-        key, value = (jnp.repeat(each, repeats, axis=2) for each in (key, value))
+    name: str, kernel: Kernel, arrays: Arrays, mask: Mask, heads: Axis, distribution: Distribution
+) -> Attend:
+    """Return a function that calls the kernel on each device for its rows and heads."""
+    mesh, rows = distribution.device_mesh, distribution.get_data_layout(arrays[0].shape).axes[0]
+    kv_heads = arrays[1].shape[2]
+    repeats = math.lcm(kv_heads, mesh.axis_size(heads)) // kv_heads
     shards = {"rows": "+".join(axis_tuple(rows)), "heads": "+".join(axis_tuple(heads))}
     split = "".join(f", {what} over {axes}" for what, axes in shards.items() if axes)
     note_kernel(f"attention by {_NAMES[name]}{split}; plans do not count its FLOPs")
     spec = PartitionSpec(rows, None, heads, None)
     specs = {"in_specs": (spec, spec, spec, PartitionSpec(rows)), "out_specs": spec}
-    # not checked, since kernels do not say over which axes their outputs vary
-    return jax.shard_map(kernel, mesh=mesh.backend_mesh, check_vma=False, **specs)(query, key, value, mask)
+
+    def attended(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        if repeats > 1:
+            key, value = (jnp.repeat(each, repeats, axis=2) for each in (key, value))
+        # not checked, since kernels do not say over which axes their outputs vary
+        return jax.shard_map(kernel, mesh=mesh.backend_mesh, check_vma=False, **specs)(query, key, value, mask())
+
+    return attended
 
 
 def _heads_axis(weight: Variable, query: jax.Array, distribution: Distribution) -> Axis:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.located_warnings import warn
@@ -17,6 +17,9 @@ from keras_dist.pretrained.folder import read_config
 
 Axes = tuple[Axis, ...]
 
+_EXPERT = "expert"
+"""The axis of the mesh that experts have for themselves."""
+
 
 def rules(
     network: Any, mesh: DeviceMesh, axis: str | None = None, *, scan: bool | None = None, stage: str | None = None
@@ -26,6 +29,10 @@ def rules(
     Query, key, value, gate and up are sharded by their outputs, the projections after them by their inputs, so that a
     block communicates twice in each direction (Megatron-LM). Embeddings and head are sharded by tokens. All other
     weights are replicated. Weights of `scan=True` have the same layouts, after their leading dim.
+
+    Experts are sharded over an axis called `expert`, if the mesh has one, and their hidden units over `axis`. Otherwise
+    experts are sharded over `axis`, or their hidden units where it does not divide the experts. The batch should be
+    sharded over the axis `expert`, too.
 
     Args:
         network: a network, its config, or a folder with a `config.json`.
@@ -39,7 +46,8 @@ def rules(
         DistributionError: the mesh has no such axis, or `stage` is given for blocks that are not stacked.
 
     Warns:
-        LayoutWarning: the axis does not divide a number of heads, hidden units or tokens; these are replicated.
+        LayoutWarning: the axis does not divide a number of heads, hidden units, experts or tokens; these are
+            replicated.
 
     Source: Shoeybi et al. 2019, arXiv:1909.08053.
     """
@@ -51,14 +59,13 @@ def rules(
         fix = "kd.pretrained.load(folder, scan=True), or rules(config, mesh, scan=True, stage=...)"
         raise argument_error("stage", stage, "None, since blocks are not stacked", fix=fix, error=DistributionError)
     first = None if stage is None else resolve_axes("stage", stage, mesh)
-    heads, kv, units, tokens = (
-        [None] * 4 if axis is None else _axes(config, mesh, str(resolve_axes("axis", axis, mesh)))
-    )
+    axes = _Axes() if axis is None else _axes(config, mesh, str(resolve_axes("axis", axis, mesh)))
+    tokens = axes.vocab_size
     if axis is None and config.vocab_size is not None and config.vocab_size % mesh.axis_size(first) == 0:
         tokens = first  # outside of the pipeline: each stage would compute the logits of all tokens
     found = LayoutMap(mesh)
-    for path, axes in _of_layer(config, heads, kv, units).items():
-        found[f"layers/{path}" if is_stack else rf"layers/\d+/{path}"] = (first, *axes) if is_stack else axes
+    for path, layout in _of_layer(config, axes).items():
+        found[f"layers/{path}" if is_stack else rf"layers/\d+/{path}"] = (first, *layout) if is_stack else layout
     if isinstance(config, DecoderConfig):
         found["embedding/embeddings"] = (tokens, None)
         found["norm/(scale|gamma|beta)"] = (None,)
@@ -71,34 +78,48 @@ def rules(
     return found
 
 
-def _axes(config: Any, mesh: DeviceMesh, axis: str) -> list[str | None]:
-    """Return the axis for heads, heads of keys and values, hidden units and tokens; None where it does not divide."""
-    heads, size = config.attention, mesh.axis_size(axis)
-    counts: dict[str, int | None] = {
-        "num_heads": heads.num_heads,
-        "num_kv_heads": heads.num_kv_heads,
-        "feed_forward.size": config.feed_forward.size,
-        "vocab_size": config.vocab_size,
-    }
-    left = {name: count for name, count in counts.items() if count is not None and count % size}
-    if left:
-        listed = ", ".join(f"{name}={count}" for name, count in left.items())
-        text = f"axis {axis!r} of size {size} does not divide {listed}: the weights with these dims are replicated"
+class _Axes(NamedTuple):
+    """The axes of dims, by the number that they divide; None for replicated dims."""
+
+    num_heads: Axis = None
+    num_kv_heads: Axis = None
+    size: Axis = None
+    vocab_size: Axis = None
+    num_experts: Axis = None
+    units: Axis = None
+
+
+def _axes(config: Any, mesh: DeviceMesh, axis: str) -> _Axes:
+    """Return the axes of the dims that these divide, and warn of others."""
+    heads, experts = config.attention, config.experts
+    numbers = {"num_heads": heads.num_heads, "num_kv_heads": heads.num_kv_heads, "vocab_size": config.vocab_size}
+    if not all(map(config.has_experts, range(config.num_layers))):
+        numbers["size"] = config.feed_forward.size
+    axes = dict.fromkeys(numbers, axis)
+    if experts is not None:
+        units = experts.units or config.feed_forward.size
+        numbers |= {"num_experts": experts.num_experts, "units": units}
+        of_experts = _EXPERT if _EXPERT in mesh.axis_names else axis
+        axes["num_experts"] = of_experts
+        if of_experts != axis or experts.num_experts % mesh.axis_size(axis):
+            axes["units"] = axis
+    left = [name for name in axes if numbers[name] is not None and numbers[name] % mesh.axis_size(axes[name])]
+    for each in dict.fromkeys(axes[name] for name in left):
+        listed = ", ".join(f"{name}={numbers[name]}" for name in left if axes[name] == each)
+        text = f"axis {each!r} of size {mesh.axis_size(each)} does not divide {listed}: these dims are replicated"
         warn(text, LayoutWarning)
     if "num_heads" in left:
-        left["num_kv_heads"] = heads.num_kv_heads  # scores would need them whole
-    return [None if name in left else axis for name in counts]
+        left.append("num_kv_heads")  # scores would need them whole
+    return _Axes(**{name: each for name, each in axes.items() if name not in left})
 
 
-def _of_layer(config: NetworkConfig, heads: Axis, kv: Axis, units: Axis) -> dict[str, Axes]:
+def _of_layer(config: NetworkConfig, axes: _Axes) -> dict[str, Axes]:
     """Return the layouts of the weights of a block by path, without biases and norms that it lacks."""
-    attention, feed_forward = config.attention, config.feed_forward
+    attention, heads, kv = config.attention, axes.num_heads, axes.num_kv_heads
     found: dict[str, Axes] = {
         "attention/query/kernel": (None, heads, None),
         "attention/(key|value)/kernel": (None, kv, None),
         "attention/output/kernel": (heads, None, None),
-        "feed_forward/(gate|up)/kernel": (None, units),
-        "feed_forward/down/kernel": (units, None),
         "(attention|feed_forward)(_post)?_norm/(scale|gamma|beta)": (None,),
     }
     if attention.qk_norm == "head":
@@ -109,8 +130,17 @@ def _of_layer(config: NetworkConfig, heads: Axis, kv: Axis, units: Axis) -> dict
         found |= {"attention/query_norm/scale": (heads, None), "attention/key_norm/scale": (kv, None)}
     if attention.use_output_bias:
         found |= {"attention/output/bias": (None,)}
-    if feed_forward.use_bias:
-        found |= {"feed_forward/(gate|up)/bias": (units,), "feed_forward/down/bias": (None,)}
+    has_experts = {config.has_experts(layer) for layer in range(config.num_layers)}
+    if False in has_experts:
+        found |= {"feed_forward/(gate|up)/kernel": (None, axes.size), "feed_forward/down/kernel": (axes.size, None)}
+        if config.feed_forward.use_bias:
+            found |= {"feed_forward/(gate|up)/bias": (axes.size,), "feed_forward/down/bias": (None,)}
+    if True in has_experts:
+        found |= {
+            "feed_forward/router": (None, None),
+            "feed_forward/experts_(gate|up)": (axes.num_experts, None, axes.units),
+            "feed_forward/experts_down": (axes.num_experts, axes.units, None),
+        }
     return found
 
 

@@ -18,6 +18,8 @@ def weight_map(model: Any, ignore: Sequence[str] = (), names_in_file: Iterable[s
     paths = [weight.path for weight in model.weights]
     tied = isinstance(model.config, DecoderConfig) and model.config.tied_head
     has_prefix = family.has_prefix(model.config)
+    names_in_file = names_in_file if names_in_file is None else set(names_in_file)
+    names, transform = family.tables(names_in_file or ())
     if family.prefix and names_in_file is not None:
         has_prefix = any(name.startswith(family.prefix) for name in names_in_file)
 
@@ -29,8 +31,8 @@ def weight_map(model: Any, ignore: Sequence[str] = (), names_in_file: Iterable[s
         return name.removeprefix(family.prefix)
 
     return WeightMap(
-        names={path: stripped(name) for path, name in _used(family.names, paths).items()},
-        transform=_used(family.transform, paths),
+        names={path: stripped(name) for path, name in _used(names, paths).items()},
+        transform=_used(transform, paths),
         tied={name: stripped(other) for name, other in family.copies.items()} if tied else {},
         ignored=(*family.ignored, *ignore),
     )

@@ -19,6 +19,7 @@ from flax import nnx
 
 from keras_dist._support.arguments import check_int
 from keras_dist._support.array_operators import value_of
+from keras_dist._support.context_variables import with_value
 from keras_dist._support.lending import Lendable
 from keras_dist._support.stateless_scope import current_scope
 from keras_dist._unstable.flax_internals import TraceError
@@ -104,14 +105,9 @@ def unseeded_key() -> jax.Array:
     return key
 
 
-@contextlib.contextmanager
-def key_stream(key: jax.Array) -> Generator[None]:
+def key_stream(key: jax.Array) -> contextlib.AbstractContextManager[object]:
     """Context manager in which `next_key` returns `key` folded with 0, 1, 2, ..., in the order of the calls."""
-    token = _stream.set(jax.random.fold_in(key, count) for count in itertools.count())
-    try:
-        yield
-    finally:
-        _stream.reset(token)
+    return with_value(_stream, (jax.random.fold_in(key, count) for count in itertools.count()))
 
 
 class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]

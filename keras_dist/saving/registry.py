@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from keras_dist._support.context_variables import with_value
 from keras_dist.errors import ConfigError, shorten
 
 _Object = TypeVar("_Object", bound=Any)
@@ -83,14 +84,9 @@ def get_custom_objects() -> dict[str, Any]:
     return _registered
 
 
-@contextlib.contextmanager
-def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> Generator[None]:
+def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> contextlib.AbstractContextManager[object]:
     """Context manager in which configs may refer to the given objects by name."""
-    token = _scoped.set({**_scoped.get(), **(custom_objects or {})})
-    try:
-        yield
-    finally:
-        _scoped.reset(token)
+    return with_value(_scoped, {**_scoped.get(), **(custom_objects or {})})
 
 
 CustomObjectScope = custom_object_scope

@@ -12,11 +12,12 @@ import importlib
 import inspect
 import operator
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from keras_dist._support.context_variables import with_value
 from keras_dist.errors import ConfigError, ConfigTypeError, shorten, with_type
 from keras_dist.saving.registry import (
     custom_object_scope,
@@ -153,14 +154,9 @@ def deserialize_keras_object(
         return _read(config, module_objects or {})
 
 
-@contextlib.contextmanager
-def lambdas_kept() -> Generator[None]:
+def lambdas_kept() -> contextlib.AbstractContextManager[object]:
     """Context manager in which configs contain lambdas themselves, for copies in this process and for pickles."""
-    token = _lambdas_kept.set(True)
-    try:
-        yield
-    finally:
-        _lambdas_kept.reset(token)
+    return with_value(_lambdas_kept, True)
 
 
 def is_lambda(written: Any) -> bool:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from keras_dist._support.context_variables import with_value
 
 _NUMBER = "shared_object_id"
 
@@ -27,13 +29,13 @@ class SharedObjects:
     _read: dict[int, Any] = dataclasses.field(default_factory=dict)
     _count: int = 0
 
-    def writing(self) -> contextlib.AbstractContextManager[None]:
+    def writing(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which these objects are written."""
-        return _inside(_writing, self)
+        return with_value(_writing, self)
 
-    def reading(self) -> contextlib.AbstractContextManager[None]:
+    def reading(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which these objects are read."""
-        return _inside(_reading, self)
+        return with_value(_reading, self)
 
     def number(self, obj: Any, config: dict[str, Any]) -> None:
         """Number the config of an object if the object was written before."""
@@ -59,21 +61,12 @@ _writing: _Scope = contextvars.ContextVar("writing", default=None)
 _reading: _Scope = contextvars.ContextVar("reading", default=None)
 
 
-@contextlib.contextmanager
-def _inside(scope: _Scope, shared: SharedObjects) -> Iterator[None]:
-    token = scope.set(shared)
-    try:
-        yield
-    finally:
-        scope.reset(token)
-
-
-def one_config_written() -> contextlib.AbstractContextManager[None]:
+def one_config_written() -> contextlib.AbstractContextManager[object]:
     """Return a context in which all that is written belongs to one config."""
     return (_writing.get() or SharedObjects()).writing()
 
 
-def one_config_read() -> contextlib.AbstractContextManager[None]:
+def one_config_read() -> contextlib.AbstractContextManager[object]:
     """Return a context in which all that is read belongs to one config."""
     return (_reading.get() or SharedObjects()).reading()
 

@@ -57,7 +57,7 @@ class MergedWeight:
         return (value.astype(np.float32) + update).astype(value.dtype)
 
     def forget(self) -> None:
-        """Make the product zero, so that the frozen weight alone counts. The first factor stays, to be trained."""
+        """Set the product to zero, so that only the frozen weight contributes. The first factor keeps its values."""
         self.factors[1].assign(np.zeros(self.factors[1].shape, np.float32))
 
     def merge(self, cell: StateCell) -> None:

@@ -28,12 +28,14 @@ class MappedFile:
     """The weights of a model in a file, given the shapes of its arrays, and of the weights.
 
     Attributes:
-        unused: rules of the map that match no weight.
+        unused: rules of the map that match no weight, or ties to unknown names.
     """
 
     def __init__(self, held: Mapping[str, Shape], weight_map: WeightMap, shapes: Mapping[str, Shape]) -> None:
         self._held, self._map = held, weight_map
-        self._pieces, self.unused = weight_map.pieces_of(shapes)
+        self._pieces, unused = weight_map.pieces_of(shapes)
+        known = {*held, *(piece.name for each in self._pieces.values() for piece in each)}
+        self.unused = (*unused, *weight_map.unknown_ties(known, self.extra()))
 
     def names_of(self, paths: Iterable[str]) -> list[str]:
         """Return the arrays of the file that these weights are made of, each once."""
@@ -84,7 +86,8 @@ class MappedWeights:
         self.path = path
         self._cell, self._weights = cell, weights
         pieces, unused = weight_map.pieces_of({path: weight.shape for path, weight in weights.items()})
-        if unused:
+        names = {piece.name for each in pieces.values() for piece in each}
+        if unused := (*unused, *weight_map.unknown_ties(names)):
             fix = "correct the rules: model.layout_plan lists the paths of weights"
             raise ModelError("save_weights: rules that match no weight", given=listed(unused), fix=fix)
         self._pieces: dict[str, list[tuple[str, Piece]]] = {}

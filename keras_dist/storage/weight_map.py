@@ -13,11 +13,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from keras_dist._support.safe_patterns import Patterns
-from keras_dist.errors import ModelError, shorten
+from keras_dist._support.safe_patterns import Patterns, pattern
+from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.storage.weight_pieces import Cut, Piece
 from keras_dist.storage.weight_rules import INDEX, Match, Rules
 from keras_dist.storage.weight_transforms import Chain, Shape, Transform, transform_of
@@ -70,7 +71,7 @@ class WeightMap:
             array, each device reads its part. If a function computes, the whole array is read, twice.
         tied: a dict from rules for names in the file to other names there with the same values. A file may leave out
             such an array; then the other one is loaded. If the file has both, they must be equal. Only the other one
-            is saved.
+            is saved, and must be in the map or in the file.
         ignored: rules for names in the file that no weight needs. They are not saved.
 
     Raises:
@@ -137,7 +138,27 @@ class WeightMap:
     def alias(self, name: str) -> str | None:
         """Return the other name under which a file has the values of this array; None without one."""
         found = self._tied.match(name)
-        return None if found is None else found.expanded(found.value)
+        if found is None:
+            return None
+        alias = found.expanded(found.value)
+        for number in found.numbers:
+            alias = alias.replace(INDEX, number or INDEX, 1)
+        return alias
+
+    def unknown_ties(self, names: Collection[str], extra: Collection[str] = ()) -> list[str]:
+        """Return the rules of `tied` for other names than these, or that match none where one of `extra` is near."""
+        rules = Rules("tied", self.tied)
+        for name in names if self.tied else ():
+            rules.match(name)
+        found: list[str] = []
+        for rule, other in self.tied.items():
+            wanted = pattern(".+".join(map(re.escape, _PLACES.split(other))))
+            near = did_you_mean(rule, extra) if f"tied[{rule!r}]" in rules.unused() else ""
+            if not any(map(wanted.fullmatch, names)):
+                found.append(f"tied[{rule!r}] = {other!r}{did_you_mean(other, names)}")
+            elif near:
+                found.append(f"tied[{rule!r}]{near}")
+        return found
 
     def ignores(self, name: str) -> bool:
         """Whether no weight needs this array of a file."""
@@ -155,6 +176,9 @@ class WeightMap:
     def _ignored(self) -> Patterns:
         return Patterns(self.ignored)
 
+
+_PLACES = re.compile(r"\\\d|\\g<\d+>|\{\}")
+"""What stands for a group or a number in a name."""
 
 _EXAMPLES = {
     "names": r'names={"layers/{}/(up|down)/kernel": r"model.layers.{}.mlp.\1_proj.weight"}',

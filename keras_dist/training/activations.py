@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist._support import tree_paths
+from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import PyTree
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
@@ -72,14 +73,9 @@ def constrain_outputs(module: nnx.Module, distribution: Distribution) -> None:
             node.__class__ = _scoped_class(type(node), scope_of(paths[0]))
 
 
-@contextlib.contextmanager
-def naming_scopes() -> Iterator[None]:
+def naming_scopes() -> contextlib.AbstractContextManager[object]:
     """Context manager that names the operations of traced steps by their submodules, for reports."""
-    token = _names_scopes.set(True)
-    try:
-        yield
-    finally:
-        _names_scopes.reset(token)
+    return with_value(_names_scopes, True)
 
 
 def scope_of(path: str) -> str:

@@ -73,12 +73,12 @@ class KernelFactors(nnx.Module):
         return placed((placed(kernel) + placed(update)).astype(kernel.dtype))
 
 
-def add_factors(root: Any, kernels: Mapping[tree_paths.Parts, tuple[Any, Any]], factors: Factors) -> None:
+def add_factors(root: Any, kernels: Mapping[tree_paths.Parts, tuple[tuple[Any, Any], Factors]]) -> None:
     """Create the factors of kernels, given by what leads to them, with the dims of their inputs and outputs."""
     found: dict[tree_paths.Parts, KernelFactors] = {}
-    for (parts, (inputs, outputs)), place in zip(kernels.items(), positions_of(root, list(kernels)), strict=True):
+    for (parts, (dims, factors)), place in zip(kernels.items(), positions_of(root, list(kernels)), strict=True):
         shape = jnp.shape(place.array())
-        found[parts] = KernelFactors(parts, shape, factor_dims(len(shape), inputs, outputs), factors)
+        found[parts] = KernelFactors(parts, shape, factor_dims(len(shape), *dims), factors)
     setattr(root, ROOT, _nested(traverse_util.unflatten_dict({tuple(map(str, p)): one for p, one in found.items()})))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
+from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Mean, Metric
@@ -101,14 +102,9 @@ class ModelMetrics:
 _masks: contextvars.ContextVar[list[tuple[Any, Any]] | None] = contextvars.ContextVar("masks", default=None)
 
 
-@contextlib.contextmanager
-def noting_masks() -> Iterator[None]:
+def noting_masks() -> contextlib.AbstractContextManager[object]:
     """Context manager in which `note_masks` records masks."""
-    token = _masks.set([])
-    try:
-        yield
-    finally:
-        _masks.reset(token)
+    return with_value(_masks, [])
 
 
 def note_masks(outputs: PyTree, masks: PyTree) -> None:

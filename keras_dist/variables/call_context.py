@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError
@@ -90,8 +91,7 @@ def current() -> CallContext | None:
     return _current.get()
 
 
-@contextlib.contextmanager
-def entered(training: bool | None = None, *, anew: bool = False) -> Iterator[CallContext]:
+def entered(training: bool | None = None, *, anew: bool = False) -> contextlib.AbstractContextManager[CallContext]:
     """Context manager of a call.
 
     Shares losses, masks and, by default, `training` with the outer call unless `anew`.
@@ -101,11 +101,7 @@ def entered(training: bool | None = None, *, anew: bool = False) -> Iterator[Cal
         context = CallContext(training)
     else:
         context = around if training is None else dataclasses.replace(around, training=training)
-    token = _current.set(context)
-    try:
-        yield context
-    finally:
-        _current.reset(token)
+    return with_value(_current, context)
 
 
 def caller() -> str | None:
@@ -149,7 +145,7 @@ def note_created(variable: Variable, value: jax.Array) -> None:
 
 
 def refuse_in_call(what: str) -> None:
-    """Check that no layer's `call` runs, which would create `what` again in each call, and lose it."""
+    """Raise if a layer's `call` is running: each call would create `what` again, and nothing would keep it."""
     name = caller()
     if name is not None:
         given = f"{what} that call creates: each call would create new ones, which are never trained"

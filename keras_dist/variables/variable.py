@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import jax
@@ -17,6 +17,7 @@ from flax import nnx
 from keras_dist import initializers, random
 from keras_dist._support.arguments import is_int
 from keras_dist._support.array_operators import Operators, native, value_of
+from keras_dist._support.context_variables import with_value
 from keras_dist._support.integer_checks import check_fits
 from keras_dist._support.lending import Lendable
 from keras_dist._support.stateless_scope import current_names, current_scope, trace_error
@@ -56,14 +57,9 @@ def is_trained_by(owners: Owners) -> bool:
 _of_layer = contextvars.ContextVar("of_layer", default=False)
 
 
-@contextlib.contextmanager
-def made_by_layer() -> Iterator[None]:
+def made_by_layer() -> contextlib.AbstractContextManager[object]:
     """Context manager: create variables without a layout, since the layer assigns layouts to whole paths."""
-    token = _of_layer.set(True)
-    try:
-        yield
-    finally:
-        _of_layer.reset(token)
+    return with_value(_of_layer, True)
 
 
 class Variable(Lendable):

@@ -24,7 +24,7 @@ _CHARACTER_PIXELS = 6.9
 _BAR_PIXELS = (220, 16, 26)  # longest bar, height, distance between bars
 _MARGIN, _GAP, _HEADING = 12, 28, 24  # around a picture, between drawings, above them
 _BAR_CHARACTERS = 24
-_LEAST_WIDTH = 560  # [pixels] of a picture in a notebook
+_SMALLEST_SCALE = 0.8  # of a picture in a notebook: smaller text is hard to read, so wide pictures scroll
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Picture:
             ModelError: the theme is unknown.
         """
         width, height = (math.ceil(size + 2 * _MARGIN) for size in (self.drawing.width, self.drawing.height))
-        style, paper = f"max-width: 100%; min-width: {min(width, _LEAST_WIDTH)}px; height: auto", ""
+        style, paper = f"max-width: 100%; min-width: {math.ceil(_SMALLEST_SCALE * width)}px; height: auto", ""
         if theme is not None:
             ink, colour = _INK_AND_PAPER[check_option("theme", theme, tuple(_INK_AND_PAPER), "")]
             style, paper = f"color: {ink}", f'<rect width="{width}" height="{height}" rx="6" fill="{colour}"/>'

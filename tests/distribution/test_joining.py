@@ -205,7 +205,7 @@ def test_what_is_not_let_in_is_told(address):
     )
     assert "process 0 of 2: process 1 did not join the job" in first[1]
     assert "process 2 of 3: " in second[1] and "all with num_processes=3" in second[1]
-    assert "process_id was not given, and JAX detects no job" in partial[1] and "num_processes=2" in partial[1]
+    assert "called without process_id, and JAX detects no job" in partial[1] and "num_processes=2" in partial[1]
 
 
 @pytest.mark.multiprocess

@@ -12,35 +12,29 @@ from tests.test_documentation import ROOT
 LARGEST_BYTES = 2**20
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_the_site(tmp_path):
+    """One test: each worker of pytest-xdist would build the site for its own."""
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-c", "docs"]
     run = subprocess.run(
-        [*command, "-d", ROOT / ".cache" / "docs", ".", folder],
+        [*command, "-d", ROOT / ".cache" / "docs", ".", tmp_path],
         cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-4000:]
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_pages_are_small_and_load_nothing_from_elsewhere(site):
-    pages = [*site.rglob("*.html")]
+    pages = {page: page.read_text() for page in tmp_path.rglob("*.html")}
     assert len(pages) > 60
-    assert not {page.name: page.stat().st_size for page in pages if page.stat().st_size > LARGEST_BYTES}
-    for page in pages:
-        loaded = re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"(https?:[^\"]+)", page.read_text())
+    assert not {page.name: len(text) for page, text in pages.items() if page.stat().st_size > LARGEST_BYTES}
+    for page, text in pages.items():
+        loaded = re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"(https?:[^\"]+)", text)
         assert not loaded, (page.name, loaded)
+        if "_static" not in page.parts:  # templates of the theme
+            check_links(page, text, pages)
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_links_between_pages_lead_somewhere(site):
-    for page in (page for page in site.rglob("*.html") if "_static" not in page.parts):  # templates of the theme
-        for target, anchor in re.findall(r"href=\"(?!\w+:)([^\"#?]*)(?:#([^\"]*))?\"", page.read_text()):
-            there = (page.parent / target) if target else page
-            assert there.exists(), (page.name, target)
-            if anchor and there.suffix == ".html":
-                assert f'id="{anchor}"' in there.read_text(), (page.name, target, anchor)
+def check_links(page, text, pages):
+    for target, anchor in re.findall(r"href=\"(?!\w+:)([^\"#?]*)(?:#([^\"]*))?\"", text):
+        there = (page.parent / target).resolve() if target else page
+        assert there.exists(), (page.name, target)
+        if anchor and there.suffix == ".html":
+            assert f'id="{anchor}"' in pages[there], (page.name, target, anchor)

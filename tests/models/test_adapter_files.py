@@ -3,6 +3,7 @@
 That peft reads these files, and that its own files give the same numbers here, was tried with peft 0.21.2.
 """
 
+import copy
 import json
 
 import jax
@@ -83,10 +84,72 @@ def test_modules_have_the_names_of_the_base(tmp_path):
     with pytest.raises(ModelError, match=r"unknown module model\.self_attn\.q_proj"):
         made().load_adapter(tmp_path / "a")
     forms = {"query/kernel": Linear(), "output/kernel": Linear(inputs=2)}
-    fused = WeightMap({("query/kernel", "output/kernel"): Joined("model.qo_proj.weight", 0)}, forms)
-    with pytest.raises(ModelError, match=r"query/kernel is a part of model\.qo_proj"):
-        model.save_adapter(tmp_path / "b", weight_map=fused)
-    assert not (tmp_path / "b").exists()
+    wrong = {
+        Joined("model.qo_proj.weight", 1): r"query/kernel: a part of model\.qo_proj, joined along the inputs",
+        "model.qo_proj.weight": "query/kernel: its transform does more",
+    }
+    for (name, message), change in zip(wrong.items(), (Linear(), [(np.flip, np.flip), Linear()]), strict=True):
+        fused = WeightMap({("query/kernel", "output/kernel"): name}, {**forms, "query/kernel": change})
+        with pytest.raises(ModelError, match=message):
+            model.save_adapter(tmp_path / "b", weight_map=fused)
+        assert not (tmp_path / "b").exists()
+
+
+def test_matrices_that_are_not_transposed_are_announced(tmp_path):
+    model = made()
+    model.enable_lora(2, "head")
+    for transposed in (True, False):
+        base = WeightMap({"head/kernel": "lm_head.weight"}, {"head/kernel": Linear(transpose=transposed)})
+        model.save_adapter(tmp_path / "a", weight_map=base)
+        assert files(tmp_path / "a")[0]["fan_in_fan_out"] is not transposed
+
+
+def test_layers_have_different_ranks(tmp_path):
+    model = made()
+    model.enable_lora(2, "query|output", alpha=3, rank_pattern={"query": 4}, alpha_pattern={".*/kernel": 5, "query": 1})
+    model.get_layer("head").enable_lora(3)
+    with_updates(model)
+    expected = model.predict(X, verbose=0)
+    model.save_adapter(tmp_path / "a")
+    config, arrays = files(tmp_path / "a")
+    assert {name: array.shape[0] for name, array in arrays.items() if ".lora_A" in name} == {
+        f"{BASE}query.lora_A.weight": 4,
+        f"{BASE}output.lora_A.weight": 2,
+        f"{BASE}head.lora_A.weight": 3,
+    }
+    ranks, alphas = (
+        {**dict.fromkeys(config["target_modules"], config[name]), **config[pattern]}
+        for name, pattern in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern"))
+    )
+    assert ranks == {"query": 4, "output": 2, "head": 3} and alphas == {"query": 5, "output": 5, "head": 3}
+    again = made()
+    again.load_adapter(tmp_path / "a")
+    np.testing.assert_allclose(again.predict(X, verbose=0), expected, atol=TOLERANCE)
+    for other in (copy.copy(again), again):
+        other.load_adapter(tmp_path / "a")
+        np.testing.assert_allclose(other.predict(X, verbose=0), expected, atol=TOLERANCE)
+    again.save_adapter(tmp_path / "b")
+    assert files(tmp_path / "b")[0] == config
+    for bad, message in (({"querry": 4}, r"querry \(did you mean 'query'\?\)"), ({"query": 0}, "rank"), ([1], "dict")):
+        with pytest.raises(ModelError, match=message):
+            made().enable_lora(2, "query", rank_pattern=bad)
+
+
+@pytest.mark.parametrize("use_rslora", [False, True])
+def test_patterns_of_peft_give_rank_and_alpha_of_each_module(use_rslora, folder, tmp_path):
+    _, arrays = files(folder)
+    arrays[f"{BASE}head.lora_A.weight"] = arrays[f"{BASE}head.lora_A.weight"][:1]
+    arrays[f"{BASE}head.lora_B.weight"] = arrays[f"{BASE}head.lora_B.weight"][:, :1].copy()
+    patterns = {"rank_pattern": {"^he.d": 1, "head": 7}, "alpha_pattern": {"(query|output)": 6, "ead": 9}}
+    model = made()
+    kernels = {name: model.get_layer(name).kernel.numpy() for name in ("query", "output", "head")}
+    model.load_adapter(changed(folder, tmp_path, arrays, use_rslora=use_rslora, **patterns))
+    model.merge_lora()
+    for name, rank, alpha in (("query", 2, 6), ("output", 2, 6), ("head", 1, 4)):
+        a, b = (arrays[f"{BASE}{name}.lora_{one}.weight"] for one in "AB")
+        scale = alpha / (np.sqrt(rank) if use_rslora else rank)
+        expected = kernels[name] + scale * (b @ a).T.reshape(kernels[name].shape)
+        np.testing.assert_allclose(model.get_layer(name).kernel.numpy(), expected, atol=TOLERANCE, err_msg=name)
 
 
 def test_embeddings_and_convolutions_have_their_own_forms(tmp_path):
@@ -224,7 +287,8 @@ def changed(folder, tmp_path, arrays=(), **entries):
 
 
 def test_one_error_lists_options_that_are_not_supported(folder, tmp_path):
-    options = {"use_dora": True, "r": 2.5, "lora_alpha": None, "modules_to_save": ["head"], "rank_pattern": {"q": 4}}
+    options = {"use_dora": True, "r": 2.5, "lora_alpha": None, "modules_to_save": ["head"]}
+    options |= {"rank_pattern": {"q": 0}, "alpha_pattern": {"(": 1}}
     with pytest.raises(ModelError) as caught:
         made().load_adapter(changed(folder, tmp_path, **options, init_lora_weights="pissa"))
     text = str(caught.value)
@@ -233,7 +297,8 @@ def test_one_error_lists_options_that_are_not_supported(folder, tmp_path):
         "r=2.5",
         "lora_alpha=None",
         "modules_to_save=['head']",
-        "rank_pattern={'q': 4}",
+        "rank_pattern={'q': 0} is not a dict to positive integers",
+        "alpha_pattern={'(': 1} has a key that is not a regular expression",
         "pissa",
     ):
         assert one in text, one
@@ -262,7 +327,7 @@ def test_one_error_lists_what_does_not_fit_and_the_model_stays(folder, tmp_path)
         assert [weight.path for weight in model.trainable_weights] == before[0]
         for value, kept in zip(model.get_weights(), before[1], strict=True):
             np.testing.assert_array_equal(value, kept)
-    with pytest.raises(ModelError, match=r"rank is 3, in the model 2; alpha / rank is 2\.66"):
+    with pytest.raises(ModelError, match=r"head: rank is 3, in the model 2; head/kernel: alpha / rank is 2\.66"):
         adapted().load_adapter(changed(folder, tmp_path, r=3, lora_alpha=8))
 
 
@@ -288,9 +353,9 @@ def test_damaged_files_are_errors(folder, tmp_path):
     with pytest.raises(ModelError, match="has no adapters"):
         made().save_adapter(tmp_path / "b")
     model = made()
-    model.enable_lora(2, "query")
-    model.get_layer("head").enable_lora(2)
-    with pytest.raises(ModelError, match="head/kernel was adapted by its layer alone"):
+    model.enable_lora(2, "head")
+    model.get_layer("query").enable_lora(2)
+    with pytest.raises(ModelError, match="query/kernel was adapted by its layer alone, whose factors split other dims"):
         model.save_adapter(tmp_path / "b")
 
 

@@ -8,6 +8,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
+from tests.soak import few
 
 TOLERANCE = 1e-5
 RNG = np.random.default_rng(0)
@@ -73,7 +74,7 @@ def by_hand(values, x):
     return x @ kernel("matrix", 8, 8) @ kernel("heads/0/kernel", 8, 3) + values["heads/0/bias"]
 
 
-@pytest.mark.parametrize("distribution", [None, sharded, fully_sharded])
+@pytest.mark.parametrize("distribution", few([None, sharded, fully_sharded], sharded))
 def test_a_module_is_trained_as_hand_written_jax_trains_it(distribution):
     model = adapted(None if distribution is None else distribution())
     values = {variable.path: jnp.asarray(variable.numpy()) for variable in model.variables}

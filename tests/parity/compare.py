@@ -24,7 +24,7 @@ TOLERANCE = 1e-5
 
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
 
-few_examples = hypothesis.settings(max_examples=15 if os.environ.get("CI") else 5, deadline=None)
+few_examples = hypothesis.settings(max_examples=10 if os.environ.get("CI") else 5, deadline=None)
 """Both libraries are traced for each example: fewer than the profile's."""
 
 _waiting: list[tuple[Callable[..., Any], tuple[Any, ...], Callable[..., None], str]] = []

@@ -23,6 +23,7 @@ from keras_dist.planner.search import Search
 from keras_dist.planner.search_result import distribution_of
 from tests.planner import models_to_lay_out as models
 from tests.planner.test_presets import live_nbytes, trained
+from tests.soak import few
 
 MESH = "data=2,model=4"
 MLPS = {
@@ -396,7 +397,7 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", few(MODULES, "described"))
 def test_fit_finds_the_layout_of_transformers(name):
     make, loss = MODULES[name]
     with kd.AutoParallel(MESH if name == "scanned" else "data=8").scope():

@@ -60,7 +60,7 @@ def planned_seconds(step, distribution):
 
 
 @pytest.mark.filterwarnings("ignore:not sharded")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", soak.few(MODELS, "mlp, nnx"))
 def test_without_a_target_it_is_as_fast_as_any_preset_on_the_devices_that_are_here(name):
     step = STEPS[name]
     factory, batch, loss = step

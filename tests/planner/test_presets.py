@@ -115,6 +115,7 @@ def test_inputs_are_split_over_positions_and_rows_of_pixels():
         presets.spatial(*BLOCK[:2], kd.DeviceMesh(MESH))
 
 
+@pytest.mark.slow
 def test_outputs_are_the_same_under_all_of_them():
     names = ("data_parallel", "tensor_parallel", "hybrid", "sequence_parallel")
     outputs = [trained_under(name).predict(X, verbose=0) for name in names]

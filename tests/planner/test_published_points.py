@@ -17,6 +17,7 @@ from flax import nnx
 import keras_dist as kd
 from keras_dist.planner import devices
 from keras_dist.planner.targets import as_target
+from tests.soak import few
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +132,7 @@ def test_scores_of_attention_are_traffic_unless_a_kernel_keeps_them():
     assert 8 < stored.step.scores_nbytes / (point.depth * one) < 40
 
 
-@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize("name", few(POINTS, "Llama-3.1-8B"))
 def test_fully_sharded_weights_are_faster_than_split_products(name):
     fully, split = (planned(name, layout).verdict.roofline for layout in ("fully sharded", "split over 8"))
     assert fully.serial_step_seconds < split.serial_step_seconds

@@ -29,9 +29,8 @@ from tests.planner.mistakes import (
     report,
     without,
 )
+from tests.soak import few
 from tests.training.test_split_weights import Mixture, X
-
-QUICK = ("down transposed", "head whole", "outputs whole")
 
 
 def figures(found):
@@ -55,9 +54,7 @@ def test_a_good_layout_has_no_problems(good):
     assert good.problems == ()
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MISTAKES]
-)
+@pytest.mark.parametrize("name", few(MISTAKES, "head whole"))
 def test_the_pasted_remedy_restores_the_good_layout(name, good):
     found = report(mistaken(name))
     cause = found.problems[0]
@@ -79,6 +76,7 @@ def test_stacked_blocks():
     assert figures(report(pasted(found), scan=True)) == pytest.approx(figures(fits), rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_search_is_bounded(monkeypatch):
     traced = program(mistaken("down whole"))
     step = propagate(traced.lowered)
@@ -114,6 +112,7 @@ def test_text_and_html_show_the_code(tmp_path):
     assert str(mixed).count(fix) == 1 and "another" in str(mixed)
 
 
+@pytest.mark.slow
 def test_weights_left_whole_beside_split_partners_are_told():
     found = report(mistaken("keys and values whole"))
     whole = [problem for problem in found.problems if problem.kind == "whole"]

@@ -9,6 +9,7 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from tests import layouts
+from tests.soak import few
 
 X, Y = np.zeros((8, 16), np.float32), np.zeros(8, int)
 
@@ -22,7 +23,7 @@ def compiled(distribution):
     return model
 
 
-@pytest.mark.parametrize("name", ["one device", "data=2,model=4", "fully data=8"])
+@pytest.mark.parametrize("name", few(["one device", "data=2,model=4", "fully data=8"], "data=2,model=4"))
 def test_bytes_are_those_of_the_live_arrays(name):
     model = compiled(layouts.on(name))
     report = model.plan(X, Y)

@@ -16,6 +16,7 @@ LONG |= {"original_max_position_embeddings": 8, "short_factor": [1.0, 1.5], "lon
 LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 8.0}
 KINDS = ["sliding_attention", "full_attention"]
 ROTARIES = {"rope_type": "default", "rope_theta": 50.0}, LINEAR
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 LARGER = {"num_attention_heads": 4, "hidden_size": 32}
 NETWORKS = {
     "llama": ("LlamaForCausalLM", {**TWO, "rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
@@ -51,6 +52,21 @@ NETWORKS = {
         },
     ),
     "olmo2": ("Olmo2ForCausalLM", {**TWO, "attention_bias": True}),
+    "mixtral": ("MixtralForCausalLM", {**TWO, **WINDOW, "num_local_experts": 4, "rms_norm_eps": 1e-3}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {**TWO, **EXPERTS, "norm_topk_prob": True}),
+    "qwen3_moe_dense": (
+        "Qwen3MoeForCausalLM",
+        {
+            **HEADS,
+            **WINDOW,
+            **EXPERTS,
+            "use_sliding_window": True,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "attention_bias": True,
+        },
+    ),
     "smollm3": (
         "SmolLM3ForCausalLM",
         {**HEADS, **WINDOW, "use_sliding_window": True, "no_rope_layers": [1, 0], "attention_bias": True},

@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
@@ -69,11 +69,98 @@ def test_the_layouts_of_the_factors_follow_the_stack(stacked):
     assert rows[f"{query}/lora_kernel_b"].axes[2] == "model"
 
 
-def test_parts_of_a_module_are_an_error(tmp_path):
+QKV, GATE_UP = "model.layers.{}.self_attn.qkv_proj", "model.layers.{}.mlp.gate_up_proj"
+
+
+def factors_of(model):
+    return {weight.path: weight.numpy() for weight in model.trainable_weights}
+
+
+@pytest.fixture(scope="module")
+def fused():
+    """Phi 3, where query, key and value are one module, and gate and up another one."""
     model = loaded("one device", "phi3")
-    model.enable_lora(2, ".*/query")
-    with pytest.raises(ModelError, match=r"query/kernel is a part of model\.layers\.0\.self_attn\.qkv_proj"):
+    model.enable_lora(3, ".*/(query|key|value|up)", alpha=6, rank_pattern={".*/key": 1}, alpha_pattern={".*/key": 2})
+    draws = np.random.default_rng(0)
+    for weight in model.trainable_weights:
+        weight.assign(draws.normal(size=weight.shape) / 10)
+    return model
+
+
+def test_parts_of_a_module_are_blocks_in_the_file(fused, tmp_path):
+    fused.save_adapter(tmp_path / "a")
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["gate_up_proj", "qkv_proj"]
+    assert {config["r"], *config["rank_pattern"].values()} == {7, 3}
+    assert {config["lora_alpha"], *config["alpha_pattern"].values()} == {14, 6}
+    arrays, factors = load_file(tmp_path / "a" / "adapter_model.safetensors"), factors_of(fused)
+    for layer in range(2):
+        first, second = (arrays[f"base_model.model.{QKV.format(layer)}.lora_{one}.weight"] for one in "AB")
+        parts = [f"layers/{layer}/attention/{part}/lora_kernel_" for part in ("query", "key", "value")]
+        pairs = [(factors[f"{part}a"], factors[f"{part}b"]) for part in parts]
+        kernels = [(a @ b.reshape(len(b), -1)).T for a, b in pairs]
+        np.testing.assert_allclose(second @ first, np.concatenate(kernels), atol=1e-6)
+        first, second = (arrays[f"base_model.model.{GATE_UP.format(layer)}.lora_{one}.weight"] for one in "AB")
+        assert not second[: len(second) // 2].any() and second[len(second) // 2 :].all() and len(first) == 3
+    again = loaded("one device", "phi3")
+    for _ in range(2):  # also into a model that has adapters already
+        again.load_adapter(tmp_path / "a")
+        assert factors_of(again).keys() == factors.keys()
+        for path, factor in factors_of(again).items():
+            np.testing.assert_array_equal(factor, factors[path], err_msg=path)
+    stacked = loaded("megatron", "phi3", scan=True)
+    stacked.load_adapter(tmp_path / "a")
+    x, _, _ = inputs_of("phi3")
+    np.testing.assert_allclose(stacked(x), fused(x), atol=1e-5)
+    other = loaded("one device", "phi3")
+    other.enable_lora(7, ".*/(query|up)", alpha=14, rank_pattern={".*/up": 3}, alpha_pattern={".*/up": 6})
+    with pytest.raises(ModelError, match=rf"{QKV.format(0)} adapts other parts than the model"):
+        other.load_adapter(tmp_path / "a")
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_parts_of_a_module_share_the_first_factor_of_peft(scan, tmp_path):
+    draws, arrays = np.random.default_rng(0), {}
+    base = load_file(FOLDER / "phi3" / "model.safetensors")
+    for module in (QKV, GATE_UP):
+        for layer in range(2):
+            rows, columns = base[f"{module.format(layer)}.weight"].shape
+            for one, shape in (("A", (4, columns)), ("B", (rows, 4))):
+                value = draws.normal(size=shape).astype("float32") / 10
+                arrays[f"base_model.model.{module.format(layer)}.lora_{one}.weight"] = value
+    save_file(arrays, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": ["qkv_proj", "gate_up_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    model = loaded("one device", "phi3", scan=scan)
+    model.load_adapter(tmp_path)
+    model.save_adapter(tmp_path / "again")
+    again = load_file(tmp_path / "again" / "adapter_model.safetensors")
+    assert again.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(again[name], array, err_msg=name)
+    kd.pretrained.save(model, tmp_path / "merged")
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    for module in (QKV, GATE_UP):
+        for layer in range(2):
+            name = module.format(layer)
+            first, second = (arrays[f"base_model.model.{name}.lora_{one}.weight"] for one in "AB")
+            expected = base[f"{name}.weight"].astype("float32") + 1.5 * second @ first
+            np.testing.assert_allclose(merged[f"{name}.weight"], expected, atol=1e-5, err_msg=name)
+
+
+def test_parts_of_a_module_have_one_scale(tmp_path):
+    model = loaded("one device", "phi3")
+    model.enable_lora(2, ".*/(query|key)", alpha_pattern={".*/key": 4})
+    with pytest.raises(ModelError, match=rf"{QKV.format(0)} consists of weights with different alpha / rank"):
         model.save_adapter(tmp_path / "a")
+
+
+def test_a_stack_has_one_rank(stacked, tmp_path):
+    other = loaded("one device", "llama")
+    other.enable_lora(3, ".*/query", rank_pattern={"layers/1/.*": 2})
+    other.save_adapter(tmp_path / "a")
+    with pytest.raises(ModelError, match=r"query/kernel is a stack, .* ranks and alphas \[\(3, 3\), \(2, 2\)\]"):
+        loaded("one device", "llama", scan=True).load_adapter(tmp_path / "a")
 
 
 def test_a_stack_drops_inputs_of_each_layer_anew():

@@ -48,6 +48,8 @@ CASES = [
 @pytest.mark.parametrize(("layout", "scan"), CASES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_outputs_and_files_equal_those_of_transformers(family, layout, scan, tmp_path):
+    if scan and family == "qwen3_moe_dense":
+        pytest.skip("its layers differ")
     x, expected, valid = inputs_of(family)
     with distribution_of(layout, family, scan).scope():
         model = kd.pretrained.load(FOLDER / family, scan=scan)

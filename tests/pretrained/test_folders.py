@@ -134,6 +134,11 @@ def test_one_error_lists_options_that_are_missing_or_not_supported(tmp_path):
         ("phi3", {"partial_rotary_factor": 2.0, "rope_parameters": None}, ("by partial_rotary_factor=2",)),
         ("llama", {"partial_rotary_factor": 0.5, "rope_parameters": None}, ("partial_rotary_factor=0.5 is not",)),
         ("qwen3", {"rope_parameters": {"rope_theta": 10.0, "partial_rotary_factor": 0.5}}, ("0.5 is not supported",)),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"rope_type": "linear", "factor": 8.0}, "hidden_activation": "mish"},
+            ("rope_parameters has factor, rope_type outside of full_attention and sliding_attention", "'mish'"),
+        ),
         ("gpt2", {"n_head": 3, "vocab_size": ...}, ("n_head=3 must divide n_embd", "missing: vocab_size")),
         ("bert", {"num_attention_heads": 3, "hidden_act": "mish"}, ("must divide hidden_size", "hidden_act='mish'")),
         ("vit", {"patch_size": 64, "pooler_act": "mish"}, ("patch_size=64 must be at most", "pooler_act='mish'")),

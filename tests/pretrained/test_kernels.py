@@ -15,7 +15,7 @@ from keras_dist.distribution.tracing import kernels_noted, traced_in
 from keras_dist.errors import ModelError
 from keras_dist.planner import devices
 from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, FeedForwardConfig
-from keras_dist.pretrained.attending import Scores, Span
+from keras_dist.pretrained.attending import Scores, Span, Windows
 from keras_dist.pretrained.kernels import attend_by
 from tests.pretrained.networks import FOLDER
 
@@ -109,6 +109,32 @@ def test_splash_attention_in_several_blocks(window):
     check(on_two_devices(), 300, 1, options(300, window=window))
 
 
+@pytest.mark.parametrize("implementation", ["splash", "ring"])
+def test_a_layer_of_a_loop_has_the_kernel_of_its_window(implementation):
+    distribution = by_model(kd.DeviceMesh("data=2,model=4"))
+    if implementation == "ring":
+        distribution = kd.ModelParallel(kd.LayoutMap(distribution.device_mesh), "data", sequence_axis="model")
+    *inputs, seed = arrays(24, 2)
+
+    def attended(index, *inputs):
+        given = options(24, window=Windows((5, None, 2), index), soft_cap=2.0, segments=PACKED)
+        return traced_in(distribution, BATCH, lambda: attend_by(implementation, WEIGHT, inputs, given))
+
+    def differentiated(index, *inputs):
+        output, back = jax.vjp(functools.partial(attended, index), *inputs)
+        return output, back(jnp.asarray(seed))
+
+    with kernels_noted() as noted:
+        program = jax.jit(differentiated)
+        for index, window in enumerate((5, None, 2)):
+            output, grads = program(jnp.asarray(index), *inputs)
+            right = by_numpy(*inputs, seed, options(24, window=window, soft_cap=2.0, segments=PACKED))
+            for found, expected in zip((output, *grads), (right[0], *right[1]), strict=True):
+                np.testing.assert_allclose(found, expected, atol=2e-5)
+    name = {"splash": "attention by Pallas splash", "ring": "attention in a ring over model"}[implementation]
+    assert len(noted) == 1 and next(iter(noted)).startswith(name)
+
+
 @pytest.mark.parametrize("window", [None, 5])
 def test_attention_in_a_ring_equals_numpy_with_its_gradients(window):
     ring = kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh("data=2,model=4")), "data", sequence_axis="model")
@@ -133,10 +159,8 @@ def check(distribution, length, kv_heads, given, implementation="splash", note=N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
-@pytest.mark.parametrize("family", ["gemma2", "mistral"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "mistral"])
 def test_a_network_with_splash_attention_equals_transformers(family, scan):
-    if family == "gemma2" and scan:
-        pytest.skip("its layers have different windows")
     model = kd.pretrained.load(FOLDER / family, scan=scan, attention="splash")
     values = load_file(FOLDER / family / "outputs.safetensors")
     np.testing.assert_allclose(model(values["input_ids"]), values["outputs"], atol=1e-4)
@@ -214,11 +238,7 @@ def test_tpus_get_splash_attention():
             {"soft_cap": 2.0},
             "cuDNN cannot be used: scores with soft_cap=2.0; JAX says: cuDNN is not detected",
         ),
-        (
-            "v5e:2x4",
-            {"window": jnp.asarray(3)},
-            "splash attention cannot be used: scanned layers have different windows",
-        ),
+        ("v5e:2x4", {"window": 3, "positions": PACKED}, "splash attention cannot be used: positions without segments"),
     ],
 )
 def test_elsewhere_xla_computes_and_the_reason_is_noted(target, given, reason):
@@ -227,24 +247,46 @@ def test_elsewhere_xla_computes_and_the_reason_is_noted(target, given, reason):
     assert "custom_call_target" not in text and "dot_general" in text
 
 
-def decoder(implementation):
-    attention = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8, implementation=implementation)
+BOTH = Windows((None, 4), np.int32(0))
+
+
+def test_loops_over_layers_with_different_windows_get_kernels(cudnn):
+    text, noted = lowered("v5e:2x4", options(24, window=BOTH))
+    assert len(noted) == 1 and noted[0].startswith("attention by Pallas splash attention")
+    assert "stablehlo.case" in text and text.count("tpu_custom_call") == 2
+    text, noted = lowered("h100:1x1x8", options(24, window=BOTH))
+    assert len(noted) == 1 and noted[0].startswith("attention by cuDNN")
+    assert all(f"\\22sliding_window_length\\22: {length}" in text for length in (0, 4))
+    text, noted = lowered("v5e:2x4", options(24, window=BOTH, positions=PACKED))
+    assert [note.partition(",")[0] for note in noted] == ["attention by Pallas splash attention", "attention by XLA"]
+    assert text.count("tpu_custom_call") == 1 and "dot_general" in text
+    text, _ = lowered("h100:1x1x8", options(24, window=BOTH, soft_cap=2.0))
+    assert "stablehlo.case" not in text  # one product for all windows
+
+
+def decoder(implementation, **options):
+    attention = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8, implementation=implementation, **options)
     sizes = {"vocab_size": 32, "hidden_size": 16, "num_layers": 2, "feed_forward": FeedForwardConfig(24)}
     return Decoder(DecoderConfig(family="llama", attention=attention, **sizes), scan=True)
 
 
-def test_a_plan_names_the_kernel_of_its_target():
+@pytest.mark.parametrize("windows", [{}, {"window": 4, "sliding_layers": (0,)}], ids=["equal layers", "two windows"])
+def test_a_plan_names_the_kernel_of_its_target(windows):
     tokens = jax.ShapeDtypeStruct((8, 16), "int32")
     with kd.DataParallel(kd.DeviceMesh("data=8", devices=devices("v5e:2x4"))).scope():
-        model = decoder("auto")
+        model = decoder("auto", **windows)
     found = kd.plan(model, (tokens, tokens), loss="causal_lm", target="v5e:2x4", compiles=False)
-    assert found.to_dict()["kernels"] == [*found.kernels] and "splash" in found.kernels[0]
+    assert found.to_dict()["kernels"] == [*found.kernels] and "splash" in found.kernels[0] and len(found.kernels) == 1
     assert f"kernel: {found.kernels[0]}" in str(found)
 
 
 def test_a_search_for_layouts_follows_the_heads_through_attention():
     tokens = jax.ShapeDtypeStruct((8, 16), "int32")
+
+    def two_windows(name):
+        return decoder(name, window=4, sliding_layers=(0,))
+
     expected, found = (
-        str(kd.planner.dim_classes(functools.partial(decoder, name), tokens)) for name in ("xla", "splash")
+        str(kd.planner.dim_classes(functools.partial(two_windows, name), tokens)) for name in ("xla", "splash")
     )
     assert found == expected

@@ -326,6 +326,81 @@ class TestTied:
         assert error.value.given == "head and embed"
         np.testing.assert_equal(network.get_weights(), before)
 
+    def test_names_that_exist_nowhere_are_listed(self, tmp_path):
+        save_file({"embed.0": array(3, 2), "extra": array(1)}, tmp_path / "x.safetensors")
+        ties = {"he(ad)": "embed.0", "a.{}": "b.{}", "nope": "embed", "extar": "embed.0", r"(x)\.y": r"embed.\1"}
+        network, ties_in = dense("a", 3, 2), WeightMap({"a/w": "embed.0"}, tied=ties)
+        with pytest.raises(ModelError, match="does not fit") as error:
+            network.load_weights(tmp_path / "x.safetensors", weight_map=ties_in)
+        wrong = "tied['a.{}'] = 'b.{}', tied['nope'] = 'embed' (did you mean 'embed.0'?)"
+        nearest = "tied['extar'] (did you mean 'extra'?)"
+        assert error.value.given == f"not in the model: extra; rules that match no weight: {wrong}, {nearest}"
+        with pytest.raises(ModelError, match="rules that match no weight") as error:
+            network.save_weights(tmp_path / "y.safetensors", weight_map=ties_in)
+        assert wrong in error.value.given and "extar" not in error.value.given
+
+    def test_numbers_of_layers(self, both, tmp_path):
+        save_file({"a.0": array(3, 2), "b.0": array(3, 2)}, tmp_path / "x.safetensors")
+        weight_map = WeightMap({"a/w": "a.0", "b/w": "b.0"}, tied={"b.{}": "a.{}"})
+        both.load_weights(tmp_path / "x.safetensors", weight_map=weight_map)
+        both.save_weights(tmp_path / "y.safetensors", weight_map=weight_map)
+        assert load_file(tmp_path / "y.safetensors").keys() == {"a.0"}
+
+
+def attention_file():
+    joined = {f"h.{number}.attn.weight": array(4, 12, start=100 * number) for number in range(2)}
+    return {"wte": array(6, 4, start=1000), **joined}
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_joined_tied_and_stacked_at_once(is_stacked, tmp_path):
+    """As GPT-2: one array (inputs, outputs) for three weights of a layer, and a head that is the embedding."""
+    shapes = dict.fromkeys(("query", "key", "value"), (4, 2, 2))
+    blocks = [Block(shapes, layers=2, name="h")] if is_stacked else [Block(shapes, name=f"h_{one}") for one in (0, 1)]
+    network = kd.Sequential(
+        [kd.Input((2,)), Block({"table": (6, 4)}, name="wte"), *blocks, Block({"w": (6, 4)}, name="head")]
+    )
+    weight_map = WeightMap(
+        {
+            tuple(f"h_{{}}/{part}" for part in shapes): Joined("h.{}.attn.weight", axis=1),
+            "wte/table": "wte",
+            "head/w": "lm_head",
+        },
+        {"h(_.)?/.*": Linear(transpose=False)},
+        tied={"lm_head": "wte"},
+    )
+    save_file(attention_file(), tmp_path / "x.safetensors")
+    network.load_weights(tmp_path / "x.safetensors", weight_map=weight_map)
+    values = {weight.path: weight.numpy() for weight in network.weights}
+    keys = values["h/key"] if is_stacked else [values["h_0/key"], values["h_1/key"]]
+    for number in range(2):
+        expected = attention_file()[f"h.{number}.attn.weight"][:, 4:8].reshape(4, 2, 2)
+        np.testing.assert_array_equal(keys[number], expected)
+    np.testing.assert_array_equal(values["head/w"], attention_file()["wte"])
+    network.save_weights(tmp_path / "y.safetensors", weight_map=weight_map)
+    np.testing.assert_equal(load_file(tmp_path / "y.safetensors"), attention_file())
+
+
+def test_adapters_alone_may_be_missing(tmp_path):
+    network = kd.Sequential([kd.Input((2,)), *(kd.layers.Dense(2, use_bias=False, name=name) for name in "ab")])
+    network.enable_lora(1, "a")
+    [factor] = [weight for weight in network.trainable_weights if weight.name.endswith("_b")]
+    factor.assign(array(1, 2) + 1)
+    weight_map = WeightMap({"(a|b)/kernel": r"\1.weight"}, {".*/kernel": Linear()})
+    file = {"a.weight": array(2, 2), "b.weight": array(2, 2, start=4)}
+    for lacking in ("a", "b"):
+        save_file(
+            {f"{name}.weight": file[f"{name}.weight"] for name in "ab" if name != lacking}, tmp_path / "x.safetensors"
+        )
+        with pytest.raises(ModelError, match="does not fit") as error:
+            network.load_weights(tmp_path / "x.safetensors", weight_map=weight_map)
+        assert error.value.given == f"missing in the file: {lacking}/kernel, there {lacking}.weight"
+    save_file(file, tmp_path / "x.safetensors")
+    report = network.load_weights(tmp_path / "x.safetensors", weight_map=weight_map)
+    assert report.loaded == ("a/kernel", "b/kernel") and not report.missing
+    np.testing.assert_array_equal(network.get_layer("a").kernel.numpy(), file["a.weight"].T)
+    assert not factor.numpy().any(), "the file's weight counts alone"
+
 
 def test_what_no_weight_needs_is_ignored_if_the_map_says_so(tmp_path):
     save_file({"w": array(3, 2), "rotary.0.inv_freq": array(2), "x": array(1)}, tmp_path / "x.safetensors")

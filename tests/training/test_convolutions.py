@@ -11,7 +11,7 @@ import keras_dist as kd
 from keras_dist import layers
 from keras_dist._unstable.xla_workarounds import avoid_slow_convolutions_in_loops
 from tests import layouts
-from tests.soak import LARGE
+from tests.soak import LARGE, few
 
 PARAMS = {"window_strides": (2, 1), "padding": ((1, 0), (2, 1)), "lhs_dilation": (1, 2), "rhs_dilation": (2, 1)}
 LHS, RHS, OUT = ["NHWC", "NCHW", "CHWN", "HNCW"], ["HWIO", "OIHW", "IHWO"], ["NHWC", "WNCH"]
@@ -54,7 +54,7 @@ NETWORKS = {
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", few(NETWORKS, "normalized", "transposed"))
 def test_several_steps_in_one_execution_give_the_bits_of_single_ones(name):
     generator = np.random.default_rng(0)
     x, y = generator.random((20, 8, 8, 3), np.float32), generator.integers(0, 10, 20)

@@ -12,6 +12,7 @@ import pytest
 import keras_dist as kd
 from keras_dist.errors import DataError
 from tests.networks import Plain
+from tests.soak import few
 from tests.sources import Batches, Examples, cut
 from tests.training.trained import Trained, W, X, Y, assert_same
 
@@ -41,7 +42,7 @@ class TestMistakes:
                 np.testing.assert_array_equal(one, other)
         assert_same(one_device.fit(X, Y, batch_size=8), expected.fit(X, Y, batch_size=8))
 
-    @pytest.mark.parametrize("workers", [1, 2])
+    @pytest.mark.parametrize("workers", few([1, 2], 2))
     def test_threads_end_with_the_run(self, model, workers):
         class Broken(Batches):
             def __getitem__(self, index: int) -> Any:

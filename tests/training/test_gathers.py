@@ -11,6 +11,7 @@ from flax import nnx
 import keras_dist as kd
 from keras_dist.planner import propagate
 from keras_dist.training.gathers import with_gathers
+from tests.soak import few
 from tests.training.collectives import nbytes_by_axes
 
 MESH = {"data": 4, "model": 2}
@@ -206,7 +207,7 @@ class Looking(nnx.Module):
         return x @ self.kernel[...]
 
 
-@pytest.mark.parametrize("eagerly", [True, False])
+@pytest.mark.parametrize("eagerly", few([True, False], False))
 def test_steps_that_are_not_compiled_are_not_traced_for_gathers(eagerly):
     with kd.FullySharded(kd.DeviceMesh("data=8")).scope():
         model = kd.Model.from_nnx(Looking, seed=0)

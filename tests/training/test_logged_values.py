@@ -12,6 +12,7 @@ import keras_dist as kd
 from keras_dist import layers, optimizers
 from keras_dist.errors import ModelError
 from keras_dist.training.throughput import EpochClock
+from tests.soak import few
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(20, 4)).astype("float32")
@@ -134,7 +135,7 @@ def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_second")
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", few([1, 8], 8))
 def test_tokens_are_values_of_the_loss_that_have_a_weight(devices: int) -> None:
     with kd.DataParallel(devices=jax.devices()[:devices]).scope():
         model = kd.Sequential([kd.Input((5,), dtype="int32"), layers.Embedding(7, 4), layers.Dense(7)])

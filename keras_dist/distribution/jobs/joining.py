@@ -272,7 +272,8 @@ class _Attempt:
                 "`keras-dist launch --processes 1 -- train.py` runs a job of one process; to run without a job, leave "
                 "the call out, or write initialize(required=False), which joins a job where there is one"
             )
-            summary = f"initialize: {' and '.join(missing) or 'the job'} was not given, and JAX detects no job"
+            without = f" without {', '.join(missing)}" if missing else ""
+            summary = f"initialize: called{without}, and JAX detects no job"
             fix = 'initialize("10.0.0.1:1234", num_processes=2, process_id=0)' if known else alone
             fix += "; or KERAS_DISTRIBUTION_* variables, TF_CONFIG, Cloud TPU, Slurm, Open MPI, Kubernetes"
             return ClusterError(summary, given=f"{known or 'nothing'}; {shorten(error)}", fix=fix)

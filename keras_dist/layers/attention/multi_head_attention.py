@@ -36,23 +36,9 @@ class ProjectedAttentionArguments(KernelAndBiasArguments, total=False):
 
 
 class ProjectedAttention(Layer):
-    """Attention between heads that are projections of a query, a key and a value.
+    """Attention between heads that are projections of a query, a key and a value; see `MultiHeadAttention`.
 
     Heads are a separate dim of every weight, so that a layout can shard them.
-
-    Args:
-        dropout: fraction of scores dropped in training.
-        use_bias: whether the projections add a bias.
-        sliding_window: positions attend to positions closer than this; 1 for only themselves, None for all.
-        flash_attention: whether to require the fused kernel of cuDNN; by default JAX chooses.
-        use_gate: whether the result is multiplied by a projection `gate` of the query, with sigmoid: arXiv:2505.06708.
-        seed: seed of the dropout.
-        activity_regularizer: a function of the output of each projection that is added to the loss.
-        output_kernel_layout: layout of `attention_output/kernel` (heads, size of a head, features).
-        output_bias_layout: layout of `attention_output/bias` (features,).
-        **kwargs: `kernel_initializer`, `kernel_regularizer` and `kernel_constraint` of all kernels, `kernel_layout` of
-            the kernels (features, heads, size of a head); the same of the biases (heads, size of a head); and the
-            arguments of `Layer`.
     """
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}

@@ -31,17 +31,7 @@ __all__ += ["SeparableConvolution1D", "SeparableConvolution2D"]
 
 
 class BaseConvolution(SpatialLayer):
-    """The base of all convolutions: a window over the spatial dims, a bias, an activation.
-
-    Args:
-        kernel_size: size of the window in each spatial dim, or one integer for all.
-        strides: step of the window in each spatial dim, or one integer for all.
-        padding: `"valid"` for no padding; `"same"` for zero padding to an output size of ceil(size / stride).
-        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        dilation_rate: distance of the inputs in a window, in each spatial dim, or one integer for all.
-        activation: a name or a function; None for none.
-        use_bias: whether a bias is added.
-    """
+    """The base of all convolutions: a window over the spatial dims, a bias, an activation."""
 
     paddings: tuple[str, ...] = ("valid", "same")
 
@@ -106,21 +96,7 @@ class BaseConvolution(SpatialLayer):
 
 
 class Convolution(LoraLayer, BaseConvolution):
-    """The base of `Conv1D`, `Conv2D` and `Conv3D`.
-
-    Args:
-        filters: number of output channels.
-        dilation_rate: distance of the inputs in a window, in each spatial dim, or one integer for all. Only
-            one of `strides` and `dilation_rate` can be above 1.
-        padding: `"valid"` for no padding; `"same"` for zero padding to an output size of ceil(size / stride); in one
-            dim also `"causal"` for zeros before the input, so that no output depends on later inputs.
-        groups: number of groups of channels with separate filters.
-        lora_rank: rank of a trainable update of the frozen `kernel`; None for no LoRA. See `enable_lora`.
-        lora_alpha: scaling factor; the update is multiplied by `lora_alpha / lora_rank`. By default `lora_rank`.
-        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
-            `kernel` (*kernel_size, channels // groups, filters), the same of `bias` (filters,), and the arguments of
-            `Layer`.
-    """
+    """The base of `Conv1D`, `Conv2D` and `Conv3D`; for the arguments see `Conv2D`."""
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
 
@@ -190,20 +166,19 @@ class Conv2D(Convolution, rank=2):
     """Convolution of inputs (batch, height, width, channels).
 
     Args:
-        filters: channels of the output.
-        kernel_size: size of the window in each spatial dim; one integer stands for all of them.
-        strides: step of the window in each spatial dim; one integer stands for all of them.
-        padding: `"valid"` for windows inside of the input, `"same"` for zeros around it, so that the output has
-            ceil(size / stride) steps; in one dim also `"causal"` for zeros before the input, so that no output depends
-            on later inputs.
+        filters: number of output channels.
+        kernel_size: size of the window in each spatial dim, or one integer for all.
+        strides: step of the window in each spatial dim, or one integer for all.
+        padding: `"valid"` for no padding; `"same"` for zero padding to an output size of ceil(size / stride); in one
+            dim also `"causal"` for zeros before the input, so that no output depends on later inputs.
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        dilation_rate: distance of the inputs in a window, in each spatial dim; one integer stands for all of them. Only
-            one of `strides` and `dilation_rate` can be above 1.
-        groups: number of groups into which the channels are split; each has its own filters.
+        dilation_rate: distance of the inputs in a window, in each spatial dim, or one integer for all. Only one of
+            `strides` and `dilation_rate` can be above 1.
+        groups: number of groups of channels with separate filters.
         activation: a name or a function; None for none.
         use_bias: whether a bias is added.
-        lora_rank: the rank of a product that is trained instead of `kernel`; None for none. See `enable_lora`.
-        lora_alpha: the product counts times `lora_alpha / lora_rank`; by default `lora_rank`.
+        lora_rank: rank of a trainable update of the frozen `kernel`; None for no LoRA. See `enable_lora`.
+        lora_alpha: scaling factor; the update is multiplied by `lora_alpha / lora_rank`. By default `lora_rank`.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (*kernel_size, channels // groups, filters), the same of `bias` (filters,), and the arguments of
             `Layer`.
@@ -221,14 +196,7 @@ class Conv3D(Convolution, rank=3):
 
 
 class DepthwiseConvolution(BaseConvolution):
-    """The base of `DepthwiseConv1D` and `DepthwiseConv2D`, which convolve each channel separately.
-
-    Args:
-        depth_multiplier: number of output channels for each input channel.
-        **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
-            weight `kernel` (*kernel_size, channels, depth_multiplier), the same arguments for `bias`
-            (channels * depth_multiplier,), and the arguments of `Layer`.
-    """
+    """The base of `DepthwiseConv1D` and `DepthwiseConv2D`, which convolve each channel separately."""
 
     weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "bias": "zeros"}
 
@@ -269,10 +237,10 @@ class DepthwiseConv1D(DepthwiseConvolution, rank=1):
 
 
 class DepthwiseConv2D(DepthwiseConvolution, rank=2):
-    """Depthwise convolution of inputs (batch, height, width, channels).
+    """Depthwise convolution of inputs (batch, height, width, channels): each channel is convolved separately.
 
     Args:
-        depth_multiplier: number of channels of the output for each one of the input.
+        depth_multiplier: number of output channels for each input channel.
         kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
             weight `kernel` (*kernel_size, channels, depth_multiplier), the same arguments for `bias`
@@ -281,16 +249,7 @@ class DepthwiseConv2D(DepthwiseConvolution, rank=2):
 
 
 class SeparableConvolution(BaseConvolution):
-    """The base of `SeparableConv1D` and `SeparableConv2D`, which convolve each channel separately, then mix channels.
-
-    Args:
-        filters: number of output channels.
-        depth_multiplier: number of channels for each input channel before they are mixed.
-        **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
-            weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier). The same with `pointwise` for
-            `pointwise_kernel` (1, ..., channels * depth_multiplier, filters), and with `bias` for `bias` (filters,).
-            The arguments of `Layer`.
-    """
+    """The base of `SeparableConv1D` and `SeparableConv2D`, which convolve each channel, then mix channels."""
 
     weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "pointwise": "glorot_uniform", "bias": "zeros"}
 
@@ -312,11 +271,7 @@ class SeparableConvolution(BaseConvolution):
         self.depth_multiplier = check_size("depth_multiplier", depth_multiplier, self.name)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        """Create the weights.
-
-        `depthwise_kernel` (*kernel_size, channels, depth_multiplier), `pointwise_kernel` (1, ..., channels *
-        depth_multiplier, filters) and `bias` (filters,).
-        """
+        """Create `depthwise_kernel`, `pointwise_kernel` and `bias`; for their shapes see `SeparableConv2D`."""
         channels = self.channels_of(input_shape)
         self.depthwise_kernel = self.add_kernel(
             (*self.kernel_size, channels, self.depth_multiplier), "depthwise_kernel", "depthwise"
@@ -343,11 +298,11 @@ class SeparableConv1D(SeparableConvolution, rank=1):
 
 
 class SeparableConv2D(SeparableConvolution, rank=2):
-    """Separable convolution of inputs (batch, height, width, channels).
+    """Separable convolution of inputs (batch, height, width, channels): each channel alone, then all together.
 
     Args:
-        filters: channels of the output.
-        depth_multiplier: number of channels for each one of the input, before they are mixed.
+        filters: number of output channels.
+        depth_multiplier: number of channels for each input channel before they are mixed.
         kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
             weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier). The same with `pointwise` for
@@ -364,22 +319,7 @@ SeparableConvolution2D = SeparableConv2D
 
 
 class TransposedConvolution(BaseConvolution):
-    """The base of `Conv1DTranspose`, `Conv2DTranspose` and `Conv3DTranspose`.
-
-    Args:
-        filters: number of output channels.
-        strides: number of output steps for each input step, in each spatial dim, or one integer for all. Only one of
-            `strides` and `dilation_rate` can be above 1.
-        padding: `"valid"` for an output of all steps that a window reaches, `"same"` for size * stride steps.
-        output_padding: steps added at the end, less than `strides`, in each spatial dim, or one integer for all. The
-            output size is (size - 1) * stride + window + output_padding; for `"same"`, with window % 2 instead of
-            window. None for the size that follows from `padding`.
-        dilation_rate: distance of the outputs of a window, in each spatial dim, or one integer for all.
-        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
-            `kernel` (*kernel_size, filters, channels), the same of `bias` (filters,), and the arguments of `Layer`.
-
-    Source: `keras.layers.Conv1DTranspose`, `Conv2DTranspose`, `Conv3DTranspose`.
-    """
+    """The base of `Conv1DTranspose`, `Conv2DTranspose` and `Conv3DTranspose`."""
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
 
@@ -435,14 +375,14 @@ class Conv2DTranspose(TransposedConvolution, rank=2):
     """Transposed convolution of inputs (batch, height, width, channels).
 
     Args:
-        filters: channels of the output.
-        strides: number of steps of the output for each one of the input; one integer stands for all dims. Only one of
+        filters: number of output channels.
+        strides: number of output steps for each input step, in each spatial dim, or one integer for all. Only one of
             `strides` and `dilation_rate` can be above 1.
-        padding: `"valid"` for all outputs that a window reaches, `"same"` for size * stride of them.
-        output_padding: steps that are added at the end, below `strides`; one integer stands for all dims. The output
-            has then (size - 1) * stride + window + output_padding steps, for `"same"` window % 2 in place of window.
-            None for as many steps as `padding` says.
-        dilation_rate: distance of the outputs of a window; one integer stands for all dims.
+        padding: `"valid"` for an output of all steps that a window reaches, `"same"` for size * stride steps.
+        output_padding: steps added at the end, less than `strides`, in each spatial dim, or one integer for all. The
+            output size is (size - 1) * stride + window + output_padding; for `"same"`, with window % 2 instead of
+            window. None for the size that follows from `padding`.
+        dilation_rate: distance of the outputs of a window, in each spatial dim, or one integer for all.
         kernel_size, data_format, activation, use_bias: as in `Conv2D`.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (*kernel_size, filters, channels), the same of `bias` (filters,), and the arguments of `Layer`.

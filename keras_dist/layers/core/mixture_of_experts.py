@@ -53,15 +53,17 @@ class _Routes(NamedTuple):
         slots: slot of each choice, expert by expert; `experts * capacity` for none.
         tokens: token of each slot (rows, experts * capacity); the number of tokens for none.
         weights: weight of each choice.
-        routed: number of choices of each expert.
-        dropped: number of these without a slot.
+        chosen: whether a choice is of an expert, (rows, top_k * tokens, experts).
+        dropped: number of choices of each expert without a slot.
+        logits: scores of the router (rows, tokens, experts).
     """
 
     slots: jax.Array
     tokens: jax.Array
     weights: jax.Array
-    routed: jax.Array
+    chosen: jax.Array
     dropped: jax.Array
+    logits: jax.Array
 
 
 class MixtureOfExperts(Layer):
@@ -156,7 +158,13 @@ class MixtureOfExperts(Layer):
         `experts_gate` is like `experts_up`, and `experts_down` is (num_experts, units, features). Shared experts have
         the same weights without the first dim, `shared_gate`, `shared_up` and `shared_down`.
         """
-        features, count, shared = input_shape[-1], self.num_experts, self.shared_experts * self.units
+        self._build_networks(input_shape[-1])
+        for name in ("routed", "dropped"):
+            setattr(self, name, self.add_weight((self.num_experts,), "zeros", "int32", trainable=False, name=name))
+
+    def _build_networks(self, features: int) -> None:
+        """Create the trainable weights."""
+        count, shared = self.num_experts, self.shared_experts * self.units
         self.router = self.add_weight((features, count), autocast=False, name="router")
         self.router.set_metadata(dim_names=(None, "choices"))
         for name in ("gate", "up", "down") if self.gated else ("up", "down"):
@@ -168,35 +176,42 @@ class MixtureOfExperts(Layer):
             if shared:
                 shape = (shared, features) if name == "down" else (features, shared)
                 setattr(self, f"shared_{name}", self._add_kernel(f"shared_{name}", shape, self.kernel_initializer))
-        for name in ("routed", "dropped"):
-            setattr(self, name, self.add_weight((count,), "zeros", "int32", trainable=False, name=name))
         self.input_spec = InputSpec(min_ndim=3, axes={-1: features})
 
     def call(self, inputs: jax.Array, mask: jax.Array | None = None, training: bool | None = None) -> jax.Array:
         """Return the outputs (batch, ..., features); tokens where the `mask` (batch, ...) is False have no experts."""
+        outputs, routes, kept = self._routed(inputs, mask, self.capacity_factor)
+        self._add_losses(routes, kept)
+        if training:
+            self.routed.assign(routes.chosen.sum((0, 1)))
+            self.dropped.assign(routes.dropped)
+        return outputs
+
+    def _routed(
+        self, inputs: jax.Array, mask: jax.Array | None, capacity_factor: float | None
+    ) -> tuple[jax.Array, _Routes, jax.Array]:
+        """Return the outputs, the routes, and which tokens (rows, tokens) have experts."""
         x = inputs.reshape(len(inputs), -1, inputs.shape[-1])
         kept = jnp.ones(x.shape[:2], bool) if mask is None else jnp.asarray(mask, bool).reshape(x.shape[:2])
-        by_row, by_expert = self._constraints(*x.shape[:2])
-        routes = self._routes(by_row(x), kept, by_row)
-        if training:
-            self.routed.assign(routes.routed)
-            self.dropped.assign(routes.dropped)
+        capacity = self._capacity(x.shape[1], capacity_factor)
+        by_row, by_row_again, by_expert = self._constraints(len(x), x.shape[1], capacity)
+        routes = self._routes(by_row(x), kept, by_row, capacity)
         slots = _rows_at(x, routes.tokens).reshape(len(x), self.num_experts, -1, x.shape[-1])
-        outputs = self._network("experts", by_expert(by_row(slots)), "gecd,edf->gecf")  # an exchange before and after
-        outputs = by_row(by_expert(outputs))
+        outputs = self._network("experts", by_expert(by_row_again(slots)), "gecd,edf->gecf")  # between two exchanges
+        outputs = by_row_again(by_expert(outputs))
         chosen = _rows_at(outputs.reshape(len(x), -1, x.shape[-1]), routes.slots)
         chosen = chosen * routes.weights[..., None].astype(chosen.dtype)
         found = chosen.reshape(len(x), self.top_k, -1, x.shape[-1]).sum(1)
         if self.shared_experts:
             found = found + self._network("shared", x, "...d,df->...f")
-        return found.reshape(inputs.shape)
+        return found.reshape(inputs.shape), routes, kept
 
     def _add_kernel(self, name: str, shape: tuple[int, ...], initializer: Any, layout: Layout = None) -> Variable:
         options: dict[str, Any] = {"regularizer": self.kernel_regularizer, "constraint": self.kernel_constraint}
         return self.add_weight(shape, initializer, layout=layout, name=name, **options)
 
-    def _routes(self, x: jax.Array, kept: jax.Array, by_row: _Constraint) -> _Routes:
-        """Choose the experts of the tokens of `x` (rows, tokens, features), and add the losses of the router."""
+    def _routes(self, x: jax.Array, kept: jax.Array, by_row: _Constraint, capacity: int) -> _Routes:
+        """Choose the experts of the tokens of `x` (rows, tokens, features)."""
         rows, tokens, _ = x.shape
         logits = by_row(jnp.einsum("gtd,de->gte", x.astype(jnp.float32), self.router[...].astype(jnp.float32)))
         probabilities = jax.nn.softmax(logits)
@@ -208,31 +223,27 @@ class MixtureOfExperts(Layer):
         weights, experts = (each.swapaxes(1, 2).reshape(rows, -1) for each in (weights, experts))
         is_real = jnp.tile(kept, (1, self.top_k))
         chosen = by_row(jax.nn.one_hot(experts, self.num_experts, dtype=jnp.int32) * is_real[..., None])
-        self._add_losses(logits, probabilities, chosen, kept)
         places = jnp.take_along_axis(jnp.cumsum(chosen, axis=1) - 1, experts[..., None], 2)[..., 0]
-        capacity = self._capacity(tokens)
         has_slot = is_real & (places < capacity)
         slots = jnp.where(has_slot, experts * capacity + places, self.num_experts * capacity)
         of_choices = jnp.tile(jnp.arange(tokens), self.top_k)
         empty = jnp.full((self.num_experts * capacity,), tokens)
         of_slots = jax.vmap(lambda slots: empty.at[slots].set(of_choices, mode="drop"))(slots)
         dropped = by_row(chosen * ~has_slot[..., None]).sum((0, 1))
-        return _Routes(slots, of_slots, weights, chosen.sum((0, 1)), dropped)
+        return _Routes(slots, of_slots, weights, chosen, dropped, logits)
 
-    def _capacity(self, tokens: int) -> int:
+    def _capacity(self, tokens: int, factor: float | None) -> int:
         """Return the number of tokens that an expert takes from a row of `tokens`."""
-        if self.capacity_factor is None:
-            return tokens
-        return min(tokens, math.ceil(self.capacity_factor * self.top_k * tokens / self.num_experts))
+        return tokens if factor is None else min(tokens, math.ceil(factor * self.top_k * tokens / self.num_experts))
 
-    def _add_losses(self, logits: jax.Array, probabilities: jax.Array, chosen: jax.Array, kept: jax.Array) -> None:
+    def _add_losses(self, routes: _Routes, kept: jax.Array) -> None:
         count = jnp.maximum(kept.sum(), 1)
         if self.load_balancing:
-            fractions = chosen.sum((0, 1)) / (count * self.top_k)
-            means = (probabilities * kept[..., None]).sum((0, 1)) / count
+            fractions = routes.chosen.sum((0, 1)) / (count * self.top_k)
+            means = (jax.nn.softmax(routes.logits) * kept[..., None]).sum((0, 1)) / count
             self.add_loss(self.load_balancing * self.num_experts * (fractions * means).sum())
         if self.z_loss:
-            squares = jax.nn.logsumexp(logits, axis=-1) ** 2
+            squares = jax.nn.logsumexp(routes.logits, axis=-1) ** 2
             self.add_loss(self.z_loss * (squares * kept).sum() / count)
 
     def _network(self, name: str, x: jax.Array, equation: str) -> jax.Array:
@@ -242,27 +253,29 @@ class MixtureOfExperts(Layer):
         hidden[0] = hidden[0] if self.activation is None else self.activation(hidden[0])
         return jnp.einsum(equation, math.prod(hidden[1:], start=hidden[0]), kernels["down"])
 
-    def _constraints(self, rows: int, tokens: int) -> tuple[_Constraint, _Constraint]:
-        """Return constraints of arrays (rows, ...) by row and of slots (rows, experts, ...) by expert.
+    def _constraints(self, rows: int, tokens: int, capacity: int) -> tuple[_Constraint, _Constraint, _Constraint]:
+        """Return constraints of arrays (rows, ...) by row, and of slots (rows, experts, ...) by row and by expert.
 
-        They do nothing where the experts are not sharded, or the mesh does not divide the rows.
+        They do nothing where the experts are not sharded, or the mesh does not divide the rows. Where the batch is not
+        sharded over the axis of the experts, slots stay by expert: their sums over devices are smaller than all slots.
         """
         distribution = traced_distribution() if may_use_kernels() else None
         axes = () if distribution is None else _expert_axes(self.experts_up, distribution)
         if distribution is None or not axes:
-            return _unchanged, _unchanged
+            return _unchanged, _unchanged, _unchanged
         mesh, batch = distribution.device_mesh, axis_tuple(distribution.get_data_layout((rows,)).axes[0])
         if rows % mesh.axis_size(batch):
-            return _unchanged, _unchanged
+            return _unchanged, _unchanged, _unchanged
 
-        slots = f"{self._capacity(tokens)} slots of each for the {tokens} tokens of a row"
+        slots = f"{capacity} slots of each for the {tokens} tokens of a row"
         note_kernel(f"{self.num_experts} experts over {' + '.join(axes)}, with {slots}")
 
         def constraint(*axes: tuple[str, ...]) -> _Constraint:
             sharding = NamedSharding(mesh.backend_mesh, PartitionSpec(*axes))
             return functools.partial(jax.lax.with_sharding_constraint, shardings=sharding)
 
-        return constraint(batch), constraint(tuple(axis for axis in batch if axis not in axes), axes)
+        by_row, others = constraint(batch), tuple(axis for axis in batch if axis not in axes)
+        return by_row, _unchanged if others == batch else by_row, constraint(others, axes)
 
 
 def _unchanged(array: jax.Array) -> jax.Array:

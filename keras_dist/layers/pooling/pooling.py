@@ -23,16 +23,7 @@ __all__ += ["MaxPool1D", "MaxPool2D", "MaxPool3D", "MaxPooling1D", "MaxPooling2D
 
 
 class Pooling(SpatialLayer):
-    """The base of layers that reduce windows of each channel to one number.
-
-    Args:
-        pool_size: size of the window in each spatial dim, or one integer for all.
-        strides: step of the window in each spatial dim, or one integer for all. None for `pool_size`.
-        padding: `"valid"` for no padding; `"same"` for padding to an output size of ceil(size / stride).
-        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        name: see `Layer`.
-        **kwargs: see `Layer`.
-    """
+    """The base of layers that reduce windows of each channel to one number."""
 
     pool_mode: str
 
@@ -87,13 +78,7 @@ class AveragePooling(Pooling):
 
 
 class GlobalPooling(SpatialLayer):
-    """The base of layers that reduce each channel to one number.
-
-    Args:
-        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        keepdims: whether the spatial dims stay with size 1.
-        **kwargs: see `Layer`.
-    """
+    """The base of layers that reduce each channel to one number."""
 
     def __init__(
         self, data_format: str | None = None, keepdims: bool = False, **kwargs: Unpack[LayerArguments]
@@ -119,14 +104,7 @@ class GlobalAveragePooling(GlobalPooling):
 
 
 class AdaptivePooling(SpatialLayer):
-    """The base of layers that reduce each channel to a given size, for inputs of any size.
-
-    Args:
-        output_size: number n of windows in each spatial dim, or one integer for all. In a dim of size s, window i spans
-            floor(i * s / n) to ceil((i + 1) * s / n).
-        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        **kwargs: see `Layer`.
-    """
+    """The base of layers that reduce each channel to a given size, for inputs of any size."""
 
     reduction: spatial.Reduction
 
@@ -168,10 +146,9 @@ class MaxPooling2D(MaxPooling, rank=2):
     """Max pooling: the largest value of each window of inputs (batch, height, width, channels).
 
     Args:
-        pool_size: size of the window in each spatial dim; one integer stands for all of them.
-        strides: step of the window in each spatial dim; one integer stands for all of them. None for `pool_size`.
-        padding: `"valid"` for windows inside of the input, `"same"` for windows that reach over its borders, so that
-            the output has ceil(size / stride) steps.
+        pool_size: size of the window in each spatial dim, or one integer for all.
+        strides: step of the window in each spatial dim, or one integer for all. None for `pool_size`.
+        padding: `"valid"` for no padding; `"same"` for padding to an output size of ceil(size / stride).
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         name: see `Layer`.
         **kwargs: see `Layer`.

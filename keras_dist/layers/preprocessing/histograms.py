@@ -16,11 +16,7 @@ from keras_dist.layers.weight_arguments import LayerArguments
 
 
 class _SpreadLayer(ImageLayer):
-    """The base of these layers.
-
-    Args:
-        value_range: the smallest and the largest value of pixels.
-    """
+    """The base of these layers."""
 
     moves_pixels = False
 

@@ -25,10 +25,6 @@ class ImageLayer(Layer):
 
     Inputs are an image, a batch, or a dict of `"images"`, `"labels"` and `"segmentation_masks"`; masks are transformed
     like their images, and may lack the dim of channels.
-
-    Args:
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: see `Layer`.
     """
 
     moves_pixels: ClassVar[bool] = True
@@ -121,13 +117,9 @@ class ImageLayer(Layer):
 
 
 class RandomImageLayer(ImageLayer):
-    """The base of layers that transform images at random in training.
+    """The base of layers that transform images at random in training. Subclasses define `_draw` and `_transform`.
 
-    Random numbers depend on the seed and the position in the global batch, not on the mesh. Subclasses define `_draw`
-    and `_transform` for a batch.
-
-    Args:
-        seed: seed of the random numbers; by default derived from the model's seed.
+    Random numbers depend on the seed and the position in the global batch, not on the mesh.
     """
 
     interpolation = "bilinear"

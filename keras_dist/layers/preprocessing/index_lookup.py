@@ -42,22 +42,10 @@ _VOCABULARY = "vocabulary.txt"
 
 
 class IndexLookup(HostLayer):
-    """The base of layers that look up the indices of tokens in a vocabulary.
+    """The base of layers that look up the indices of tokens in a vocabulary; see `StringLookup`.
 
-    Args:
-        max_tokens: largest size of the vocabulary, including special tokens; None for any size.
-        mask_token: the token with index 0, for masks; None for no such token.
-        oov_token: the token that represents unknown tokens.
-        idf_weights: inverse document frequencies of the tokens of `vocabulary`, for `"tf_idf"`.
-        invert: whether to map indices to tokens.
-        output_mode: `"int"` for indices; `"one_hot"` for a vector for each token; `"multi_hot"`, `"count"` or
-            `"tf_idf"` for a vector for the tokens of the last dim.
-        sparse: must be False.
-        pad_to_max_tokens: whether vectors have size `max_tokens`, even for a smaller vocabulary.
-        name: see `Layer`.
-        has_input_vocabulary: whether `vocabulary` was given, not learned; by default whether it is not None.
-        vocabulary_size: number of tokens that a file will provide; None if unknown.
-        **kwargs: see `Layer`.
+    Configs also have `has_input_vocabulary`, whether `vocabulary` was given, not learned, and `vocabulary_size`, the
+    number of tokens that a file will provide.
     """
 
     kind: str  # "string" or "int64"
@@ -370,19 +358,19 @@ class StringLookup(IndexLookup):
     """Map words to indices in a vocabulary, or to vectors; runs on the host.
 
     Args:
-        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
+        max_tokens: largest size of the vocabulary, including special tokens; None for any size.
         num_oov_indices: number of indices for unknown words, which are hashed; 0 to refuse unknown words.
         vocabulary: words, or a file with one word in each line; by default `adapt` learns it.
         encoding: encoding of bytes.
         salt: one or two integers: a key for SipHash, which replaces FarmHash.
-        mask_token: the token of index 0, for masks; None for none.
-        oov_token: token for unknown tokens in the vocabulary.
-        idf_weights: with `"tf_idf"`, the inverse document frequency of each token of `vocabulary`.
-        invert: whether indices are turned back to tokens.
-        output_mode: `"int"`, the index of each token; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
-            `"tf_idf"`, a vector for the tokens of the last dim.
-        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
-        sparse: False; arrays are dense.
+        mask_token: the token with index 0, for masks; None for no such token.
+        oov_token: the token that represents unknown tokens.
+        idf_weights: inverse document frequencies of the tokens of `vocabulary`, for `"tf_idf"`.
+        invert: whether to map indices to tokens.
+        output_mode: `"int"` for indices; `"one_hot"` for a vector for each token; `"multi_hot"`, `"count"` or
+            `"tf_idf"` for a vector for the tokens of the last dim.
+        pad_to_max_tokens: whether vectors have size `max_tokens`, even for a smaller vocabulary.
+        sparse: must be False.
         name: see `Layer`.
         **kwargs: see `Layer`.
 
@@ -426,8 +414,6 @@ class IntegerLookup(IndexLookup):
         vocabulary_dtype: `"int64"`.
         oov_method: assignment of unknown integers to several indices: `"floormod"` (remainder) or `"farmhash"`.
         salt: one or two integers, with `"farmhash"`: a key for SipHash, which replaces it.
-        max_tokens, mask_token, oov_token, idf_weights, invert, output_mode, sparse, pad_to_max_tokens, name, **kwargs:
-            as in `StringLookup`.
         max_tokens, mask_token, oov_token, idf_weights, invert, output_mode, sparse, pad_to_max_tokens, name, **kwargs:
             as in `StringLookup`.
 

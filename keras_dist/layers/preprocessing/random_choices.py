@@ -28,12 +28,7 @@ from keras_dist.random.seeds import key_of
 
 
 class ChoiceLayer(RangeLayer):
-    """The base of layers that choose among other layers.
-
-    Args:
-        factor: smallest and largest strength of the augmentations, from 0 to 1; a number x stands for (0, x).
-        interpolation: `"bilinear"` or `"nearest"`, for augmentations that move pixels.
-    """
+    """The base of layers that choose among other layers."""
 
     def _set_options(self, factor: Factor, interpolation: str, seed: int | None) -> None:
         self.factor = check_range("factor", factor, (0, 1), self.name)

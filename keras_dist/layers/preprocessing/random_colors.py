@@ -31,11 +31,7 @@ class ColorLayer(RandomImageLayer):
 
 
 class RangeLayer(ColorLayer):
-    """The base of layers with a range of values.
-
-    Args:
-        value_range: smallest and largest value of pixels, to which results are clipped.
-    """
+    """The base of layers with a range of values, to which results are clipped."""
 
     def __init__(self, value_range: Sequence[float], seed: int | None, **kwargs: Any) -> None:
         super().__init__(seed, **kwargs)

@@ -49,14 +49,7 @@ class RandomFlip(RandomImageLayer):
 
 
 class AffineLayer(RandomImageLayer):
-    """The base of affine transforms. Subclasses define `_matrices`.
-
-    Args:
-        fill_mode: values around an image: `"reflect"` (d c b a | a b c d | d c b a), `"wrap"` (a b c d | a b c d),
-            `"nearest"` (a a a a | a b c d | d d d d), or `"constant"`, the `fill_value`.
-        interpolation: `"bilinear"` or `"nearest"`.
-        fill_value: value around an image for `fill_mode="constant"`.
-    """
+    """The base of affine transforms. Subclasses define `_matrices`."""
 
     def __init__(
         self,

@@ -117,25 +117,7 @@ class ConvLSTMCell(RecurrentCell):
 
 
 class ConvLSTM(RecurrentLayer):
-    """The base of `ConvLSTM1D`, `ConvLSTM2D` and `ConvLSTM3D`: `ConvLSTMCell` in `RNN`.
-
-    Paths of weights are `conv_lstm_cell/kernel` and so on.
-
-    Args:
-        filters: number of output channels.
-        kernel_size: size of the window in each spatial dim, or one integer for all.
-        strides: step of the window over the inputs in each spatial dim, or one integer for all.
-        padding: `"valid"` for no padding of the inputs, `"same"` for zero padding.
-        data_format: `"channels_last"`, the default, for inputs (batch, time, spatial dims, channels); or
-            `"channels_first"` for inputs (batch, time, channels, spatial dims).
-        dilation_rate: distance of the inputs in a window; only one of `strides` and `dilation_rate` can be above 1.
-        activation: a name or a function, for new values; None for none.
-        recurrent_activation: a name or a function, for gates; None for none.
-        use_bias: whether a bias is added.
-        **kwargs: `unit_forget_bias` (whether the bias of the forget gate begins with ones), `dropout`,
-            `recurrent_dropout`, `seed`; the initializer, regularizer, constraint and layout of the weights; then the
-            arguments of `RNN`, such as `return_sequences`.
-    """
+    """The base of `ConvLSTM1D`, `ConvLSTM2D` and `ConvLSTM3D`: `ConvLSTMCell` in `RNN`."""
 
     cell_class = ConvLSTMCell
     cell_name = "conv_lstm_cell"
@@ -194,16 +176,16 @@ class ConvLSTM1D(ConvLSTM):
 class ConvLSTM2D(ConvLSTM):
     """Convolutional LSTM over videos (batch, time, height, width, channels).
 
-    Shi et al. 2015, arXiv:1506.04214, without peephole connections.
+    Shi et al. 2015, arXiv:1506.04214, without peephole connections. Paths of weights are `conv_lstm_cell/kernel` etc.
 
     Args:
-        filters: channels of the output.
-        kernel_size: the window of the convolutions, in each spatial dim; one integer stands for all of them.
-        strides: steps of the convolution of the inputs: an integer, or one for each spatial dim.
-        padding: `"valid"` for windows inside of the inputs, `"same"` for zeros around them.
+        filters: number of output channels.
+        kernel_size: size of the window in each spatial dim, or one integer for all.
+        strides: step of the window over the inputs in each spatial dim, or one integer for all.
+        padding: `"valid"` for no padding of the inputs, `"same"` for zero padding.
         data_format: `"channels_last"`, the default, for inputs (batch, time, spatial dims, channels); or
             `"channels_first"` for inputs (batch, time, channels, spatial dims).
-        dilation_rate: distance of the inputs in a window; only one of `strides` and it can be above 1.
+        dilation_rate: distance of the inputs in a window; only one of `strides` and `dilation_rate` can be above 1.
         activation: a name or a function, for new values; None for none.
         recurrent_activation: a name or a function, for gates; None for none.
         use_bias: whether a bias is added.

@@ -34,22 +34,7 @@ class RecurrentArguments(KernelAndBiasArguments, total=False):
 
 
 class RecurrentCell(Layer):
-    """One time step of a recurrent layer.
-
-    Args:
-        units: size of the output.
-        activation: a name or a function; None for none.
-        use_bias: whether a bias is added.
-        dropout: fraction of inputs dropped in training, the same in all time steps.
-        recurrent_dropout: fraction of states dropped in training, the same in all time steps.
-        seed: seed of the dropout.
-        recurrent_initializer: initializer of the weight `recurrent_kernel` (units, gates * units).
-        recurrent_regularizer: a function of `recurrent_kernel` that is added to the loss.
-        recurrent_constraint: a function applied to `recurrent_kernel` after each update.
-        recurrent_kernel_layout: layout of `recurrent_kernel`; layout rules take precedence.
-        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
-            `kernel` (features, gates * units), the same of `bias`, and the arguments of `Layer`.
-    """
+    """The base of all cells: one time step of a recurrent layer; for the arguments see `SimpleRNNCell`."""
 
     gates = states = 1
     implementation = 2
@@ -161,16 +146,7 @@ class GatedArguments(RecurrentArguments, total=False):
 
 
 class GatedCell(RecurrentCell):
-    """The base of `GRUCell` and `LSTMCell`.
-
-    Args:
-        units: size of the output.
-        activation: a name or a function, for new values; None for none.
-        recurrent_activation: a name or a function, for gates; None for none.
-        use_bias: whether a bias is added.
-        implementation: 1, or 0 as in old configs, for separate dropout of each gate, as with `recurrent_dropout`.
-        **kwargs: the arguments of `RecurrentCell`.
-    """
+    """The base of `GRUCell` and `LSTMCell`; for the arguments see `GRUCell`."""
 
     def __init__(
         self,

@@ -52,14 +52,7 @@ class NoiseLayer(Layer):
 
 
 class DropoutLayer(NoiseLayer):
-    """The base of layers that drop inputs.
-
-    Args:
-        rate: fraction of inputs to drop, from 0 to 1.
-        noise_shape: shape of the dropout mask, which broadcasts to the inputs; None stands for the size of the input.
-        seed: seed of the random numbers; by default derived from the model's seed.
-        **kwargs: see `Layer`.
-    """
+    """The base of layers that drop inputs; for the arguments see `Dropout`."""
 
     def __init__(
         self, rate: float, noise_shape: Shape | None = None, seed: int | None = None, **kwargs: Unpack[LayerArguments]

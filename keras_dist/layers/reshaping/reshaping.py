@@ -119,13 +119,7 @@ class RepeatVector(Layer):
 
 
 class ZeroPadding(SpatialLayer):
-    """The base of `ZeroPadding1D`, `ZeroPadding2D` and `ZeroPadding3D`: zeros before and after the inputs.
-
-    Args:
-        padding: number of zeros: an integer, one for each spatial dim, or a pair (before, after) for each.
-        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        **kwargs: see `Layer`.
-    """
+    """The base of `ZeroPadding1D`, `ZeroPadding2D` and `ZeroPadding3D`: zeros before and after the inputs."""
 
     def __init__(
         self,
@@ -141,13 +135,7 @@ class ZeroPadding(SpatialLayer):
 
 
 class Cropping(SpatialLayer):
-    """The base of `Cropping1D`, `Cropping2D` and `Cropping3D`: inputs without their first and last steps.
-
-    Args:
-        cropping: number of steps to remove: an integer, one for each spatial dim, or a pair (before, after) for each.
-        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        **kwargs: see `Layer`.
-    """
+    """The base of `Cropping1D`, `Cropping2D` and `Cropping3D`: inputs without their first and last steps."""
 
     def __init__(
         self,
@@ -245,13 +233,7 @@ def _check_pairs(
 
 
 class UpSampling(SpatialLayer):
-    """The base of the layers that repeat each step.
-
-    Args:
-        size: number of repetitions in each spatial dim, or one integer for all.
-        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        **kwargs: see `Layer`.
-    """
+    """The base of the layers that repeat each step."""
 
     def __init__(
         self, size: int | Sequence[int] = 2, data_format: str | None = None, **kwargs: Unpack[LayerArguments]

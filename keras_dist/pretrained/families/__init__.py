@@ -3,14 +3,17 @@
 from keras_dist.pretrained.families.bert import Bert
 from keras_dist.pretrained.families.decoder_family import DecoderFamily
 from keras_dist.pretrained.families.encoder_family import EncoderFamily
+from keras_dist.pretrained.families.experts_family import ExpertsFamily
 from keras_dist.pretrained.families.gemma2 import Gemma2
 from keras_dist.pretrained.families.gemma3 import Gemma3Text
 from keras_dist.pretrained.families.gpt2 import GPT2
 from keras_dist.pretrained.families.llama import Llama
 from keras_dist.pretrained.families.mistral import Mistral
+from keras_dist.pretrained.families.mixtral import Mixtral
 from keras_dist.pretrained.families.olmo2 import Olmo2
 from keras_dist.pretrained.families.phi3 import Phi3
 from keras_dist.pretrained.families.qwen import Qwen2, Qwen3
+from keras_dist.pretrained.families.qwen3_moe import Qwen3Moe
 from keras_dist.pretrained.families.smollm3 import SmolLM3
 from keras_dist.pretrained.families.vit import ViT
 
@@ -19,14 +22,17 @@ __all__ = [
     "Bert",
     "DecoderFamily",
     "EncoderFamily",
+    "ExpertsFamily",
     "Gemma2",
     "Gemma3Text",
     "Llama",
     "Mistral",
+    "Mixtral",
     "Olmo2",
     "Phi3",
     "Qwen2",
     "Qwen3",
+    "Qwen3Moe",
     "SmolLM3",
     "ViT",
 ]

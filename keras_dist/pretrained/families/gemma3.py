@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from keras_dist.errors import ConfigError
 from keras_dist.pretrained.config import DecoderConfig
 from keras_dist.pretrained.families.gemma2 import Gemma2
 from keras_dist.pretrained.family import Document, read_rotary, register_family, written_rotary
+
+_KINDS = ("full_attention", "sliding_attention")
 
 
 @register_family("gemma3_text")
@@ -31,6 +34,10 @@ class Gemma3Text(Gemma2):
 
     def positions(self, document: Document) -> dict[str, Any]:
         nested = document.get("rope_parameters") or {}
+        flat = sorted(nested.keys() - set(_KINDS))
+        if flat and not all(map(nested.get, _KINDS)):  # transformers ignores these, and rotates by its defaults
+            given = f"rope_parameters has {', '.join(flat)} outside of {' and '.join(_KINDS)}"
+            raise ConfigError("rotary embeddings of no kind of layer", given=given)
         full = {**document, "rope_parameters": nested.get("full_attention")}
         local = nested.get("sliding_attention") or {"rope_theta": document["rope_local_base_freq"]}
         return {**super().positions(full), "attention.sliding_rotary": read_rotary(document, local)}
