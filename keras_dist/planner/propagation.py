@@ -407,7 +407,10 @@ class _Program:
     def _axes_within(self, operation: Any) -> tuple[str, ...]:
         """Return the axes along which the first group of devices differs, in a `shard_map`."""
         named = (name for name in ("source_target_pairs", "replica_groups") if name in operation.attributes)
-        group = np.asarray(operation.attributes[next(named)])[0]
+        groups = operation.attributes[next(named)]
+        if axes := re.findall(r'axis_ref<name = "([^"]*)"', str(groups)):  # from JAX 0.12 on
+            return tuple(axis for axis in self._module.sizes if axis in axes)
+        group = np.asarray(groups)[0]
         places = np.unravel_index(group, tuple(self._module.sizes.values()))
         return tuple(axis for axis, place in zip(self._module.sizes, places, strict=True) if len(set(place)) > 1)
 

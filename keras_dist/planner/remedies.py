@@ -68,6 +68,7 @@ class Remedy:
         before: costs of the step now.
         after: costs of the step under the rules.
         step: the step under the rules.
+        is_estimate: whether costs leave out exchanges of convolutions that XLA would compute wrong without them.
     """
 
     changes: tuple[Layouts, ...]
@@ -75,6 +76,7 @@ class Remedy:
     before: Figures
     after: Figures
     step: Propagated
+    is_estimate: bool = False
 
     @property
     def gain(self) -> float:
@@ -83,7 +85,8 @@ class Remedy:
         return max(1 - new / max(old, 1) for old, new in zip(before, after, strict=True))
 
     def __str__(self) -> str:
-        return f"# all rules, for the same mesh:\n{self.code}\n# before: {self.before}\n# after: {self.after}"
+        more = ", and perhaps exchanges of convolutions: plan again with these rules" if self.is_estimate else ""
+        return f"# all rules, for the same mesh:\n{self.code}\n# before: {self.before}\n# after: {self.after}{more}"
 
 
 def find_remedy(program: StepProgram, step: Propagated) -> Remedy | None:
@@ -123,7 +126,8 @@ class _Search:
         if not changes:
             return None
         code, step = self._code(self._edited(layouts), layouts), self._propagated(layouts)
-        return Remedy(tuple(changes), code, before, best, step)
+        is_estimate = any(screen.has_convolutions for screen in self._screens.values())
+        return Remedy(tuple(changes), code, before, best, step, is_estimate)
 
     def _tries(self, layouts: Layouts) -> Iterator[tuple[Layouts, Figures]]:
         for each in self._candidates(layouts):

@@ -138,6 +138,15 @@ class Fused(nnx.Module):
         return self.head(self.out(jax.nn.dot_product_attention(*heads).reshape(x.shape)))
 
 
+def test_costs_of_convolutions_under_other_rules_are_an_estimate():
+    layout_map = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
+    layout_map["c1/kernel"] = layout_map["c2/kernel"] = (None, None, None, "model")
+    convolutions = [kd.layers.Conv2D(32, 3, padding="same", name=name) for name in ("c1", "c2")]
+    x = np.zeros((16, 8, 8, 8), "float32")
+    found = kd.plan(kd.Sequential([kd.Input((8, 8, 8)), *convolutions]), x, kd.ModelParallel(layout_map, "data"))
+    assert found.problems[0].fix.endswith("and perhaps exchanges of convolutions: plan again with these rules")
+
+
 def test_little_repeated_work_without_a_remedy_is_no_problem():
     mesh = kd.DeviceMesh("data=2,model=4")
     attention = AttentionConfig(num_heads=8, num_kv_heads=4, head_dim=16, rotary=Rotary())
