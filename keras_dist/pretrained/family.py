@@ -123,7 +123,7 @@ class Family:
         try:
             found = self.kind.from_config({"family": self.model_type, "extra": extra, **fields})
         except ConfigError as error:
-            problems += self._of_entries(error.problems, missing, bool(problems))
+            problems += self._of_entries(document, error.problems, missing, bool(problems))
         if problems:
             summary = f"the config.json of a {self.model_type!r} network cannot be used"
             fix = "load it with transformers, or correct config.json"
@@ -147,9 +147,15 @@ class Family:
             raise ConfigError(summary, given=", ".join(lost), fix=fix)
         return document
 
-    def _of_entries(self, problems: Sequence[str], missing: Sequence[str], follows: bool) -> Iterator[str]:
+    def _of_entries(
+        self, document: Document, problems: Sequence[str], missing: Sequence[str], follows: bool
+    ) -> Iterator[str]:
         """Yield problems of fields under the names of the entries, without fields that `options` could not set."""
-        names = {field.rpartition(".")[2]: key for key, field in self.keys.items()}
+        names: dict[str, str] = {}
+        for key, field in self.keys.items():  # two groups may have a field of the same name
+            name = field.rpartition(".")[2]
+            is_given = any(problem.startswith(f"{name}={shorten(document.get(key))} ") for problem in problems)
+            names[name] = key if is_given else names.get(name, key)
         for problem in problems:
             name, _, value = problem.partition("=")
             if value.startswith("None ") and (names[name] in missing if name in names else follows):
