@@ -79,6 +79,11 @@ def named_in_a_package(name: str) -> Any:
     return found[0] if len(found) == 1 else None
 
 
+def registered_names() -> set[str]:
+    """Return the names of registered objects and of open scopes, without packages."""
+    return {key.rpartition(">")[2] for key in {**_registered, **_scoped.get()}}
+
+
 def get_custom_objects() -> dict[str, Any]:
     """Return the registry, a dict of objects by name. It can be changed; open scopes are not part of it."""
     return _registered

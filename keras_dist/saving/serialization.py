@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 
 from keras_dist._support.context_variables import with_value
-from keras_dist.errors import ConfigError, ConfigTypeError, shorten, with_type
+from keras_dist.errors import ConfigError, ConfigTypeError, did_you_mean, shorten, with_type
 from keras_dist.saving.registry import (
     custom_object_scope,
     get_registered_name,
     get_registered_object,
     named_in_a_package,
+    registered_names,
 )
 from keras_dist.saving.shared_objects import known, note_read, note_written
 
@@ -301,7 +302,7 @@ def _packages(module: str) -> list[str]:
 
 def _unknown(name: str, config: Mapping[str, Any]) -> ConfigError:
     return ConfigError(
-        f"the config mentions {name!r}, which is not known",
+        f"the config mentions {name!r}, which is not known{did_you_mean(name, registered_names())}",
         given=f"class_name={config.get('class_name')!r}, module={config.get('module')!r}, "
         f"registered_name={config.get('registered_name')!r}",
         fix=f"decorate it with @saving.register_keras_serializable(), or pass custom_objects={{{name!r}: {name}}}",

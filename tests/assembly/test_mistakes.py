@@ -24,6 +24,11 @@ from tests.assembly.my_run import SEQUENTIAL, built, refused, settings
         (["data=my_run:single"], "data: my_run:single must return", "return (x, y), None"),
         (["data={name='my_run:data', row=3}"], "data: my_run:data does not take these arguments", "correct"),
         (["optimizer=adm"], "optimizer: unknown optimizer 'adm' (did you mean 'adam'?)", "correct the name"),
+        (
+            ["optimizer={name='Adm', learning_rate=1}"],
+            "optimizer: the config mentions 'Adm', which is not known (did you mean 'Adam'?)",
+            "decorate it",
+        ),
         (["optimizer={name='adam', rate=1}"], "optimizer: Adam has no argument 'rate'", ""),
         (["optimizer=my_run:data"], "optimizer: `optimizer` must be a name, a config", "for example"),
         (["training.loss=msee"], "training.loss: unknown loss 'msee'", "correct the name"),
