@@ -167,7 +167,7 @@ SEVERAL = (ROOT / "docs" / "start" / "several_processes.md").read_text()
 
 @pytest.mark.multiprocess
 def test_the_script_for_several_processes_runs_as_its_page_says(tmp_path):
-    (script,) = [block for block in blocks(SEVERAL) if "kd.initialize()" in block]
+    script = next(block for block in blocks(SEVERAL) if file_of(block) == "train.py")
     (tmp_path / "train.py").write_text(f"{HIDE.format(hidden=not_installed_by([]))}{script}")
     shared = dict(re.findall(r"(KERAS_DISTRIBUTION_(?:JOB_ADDRESSES|NUM_PROCESSES))=(\S+)", SEVERAL))
     commands = re.findall(r"^\$ (KERAS_DISTRIBUTION_PROCESS_ID)=(\d) python train.py", SEVERAL, re.MULTILINE)
@@ -182,6 +182,20 @@ def test_the_script_for_several_processes_runs_as_its_page_says(tmp_path):
     assert codes == (0, 0), "\n".join(errors)[-4000:]
     assert "Epoch 2/2" in printed[0] and "Epoch" not in "".join([printed[1], *errors])
     assert (tmp_path / "trained").is_dir()
+
+
+@pytest.mark.multiprocess
+def test_the_job_that_kills_one_of_its_processes_heals(tmp_path):
+    script = next(block for block in blocks(SEVERAL) if file_of(block) == "heal.py")
+    (tmp_path / "heal.py").write_text(script)
+    run = forks.python(
+        "-m", "keras_dist", "launch", "--processes", "2", "--", "heal.py", cwd=tmp_path, env=environment()
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    printed = run.stdout + run.stderr
+    assert all(
+        line in printed for line in ("was ended by SIGKILL; saved: ", "restart 1 of 3", "resuming from ", "Epoch 4/4")
+    )
 
 
 def test_errors_name_the_packages_of_an_extra_and_no_index_is_asked_for_keras_dist():

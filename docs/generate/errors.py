@@ -24,6 +24,9 @@ What an exit code means is on the page of [the commands](cli.md).
 """
 
 Row = tuple[str, str, str]
+Texts = Mapping[str, ast.AST]
+BUILDERS = {"argument_error": "ModelError", "unknown_name_error": "UnknownNameError"}
+"""Functions that make the text of an error, with the class that they make by default."""
 
 
 def pages() -> dict[str, str]:
@@ -60,12 +63,32 @@ def raised(tree: ast.AST) -> Iterator[tuple[str, Row]]:
             continue
         kind = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         parts = {each.arg: _text(each.value, texts) for each in node.keywords}
+        if kind in BUILDERS:
+            yield from _built(kind, node, parts, texts)
+            continue
         summary, expected, fix = _text(node.args[0], texts), parts.get("expected", ""), parts.get("fix", "")
         if kind in known and len(re.findall(r"[a-z]{2,}", summary)) > 2:
             yield kind, (summary, *(text if text.strip("… /") else "" for text in (expected, fix)))
 
 
-def _text(node: ast.AST, texts: Mapping[str, ast.AST]) -> str:
+def _built(kind: str, node: ast.Call, parts: Mapping[str | None, str], texts: Texts) -> Iterator[tuple[str, Row]]:
+    """Yield the error of a function that makes the text from an argument and what is expected."""
+    given = next((each.value for each in node.keywords if each.arg == "error"), None)
+    named = getattr(given, "id", getattr(given, "attr", BUILDERS[kind]))
+    if kind == "argument_error" and len(node.args) > 2:
+        argument, expected = _text(node.args[0], texts), _text(node.args[2], texts)
+        wrong, of = parts.get("wrong") or f"must be {expected}", " of layer …" if "layer" in parts else ""
+        default = f"expected: {expected}" if parts.get("wrong") else f"correct `{argument}`, or leave it out"
+        summary, fix = f"`{argument}`{of} {wrong}", parts.get("fix", "") or default
+        if not re.search("[a-z]{3}", wrong.removeprefix("must be ")):
+            return
+    else:
+        summary, fix = f"{_text(node.args[0], texts)} …", "correct the name: the error lists all names"
+    if named in vars(errors) and re.search("[a-z]{3}", summary):
+        yield named, (summary, "", fix)
+
+
+def _text(node: ast.AST, texts: Texts) -> str:
     """Return the text of an expression for a cell of a table, with `…` for what only a run can say."""
     if isinstance(node, ast.Constant):
         return _plain(node.value) if isinstance(node.value, str) else ""

@@ -39,6 +39,7 @@ class Borrower(Protocol):
     """An object that holds the current arrays of variables, such as a training state while it trains."""
 
     lock: Any = Operators._lock
+    is_deferred = False  # the arrays do not exist yet
 
     def array_of(self, variable: Lendable) -> Any:
         """Return the current array of a lent variable; the next step may delete it."""
@@ -162,6 +163,11 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
         """Return the current array for immediate use; the caller must not keep it."""
         borrower = self.borrower
         return flax_internals.raw_value.__get__(self) if borrower is None else borrower.array_of(self)
+
+    @property
+    def _shown(self) -> Any:
+        borrower = self.borrower
+        return "deferred" if borrower is not None and borrower.is_deferred else self.peek()
 
     def current(self) -> Any:
         """Return the array, or a copy while it is lent, which no step of the borrower deletes."""

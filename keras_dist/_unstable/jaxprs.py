@@ -35,6 +35,24 @@ def evaluate(equation: Any, values: Sequence[Any], **params: Any) -> list[Any]:
     return outputs if equation.primitive.multiple_results else [outputs]
 
 
+def with_calls_inlined(closed_jaxpr: Any) -> Any:
+    """Return a jaxpr with the equations of jitted functions in the place of their calls."""
+
+    def run(closed: Any, inputs: Sequence[Any]) -> list[Any]:
+        known = dict(zip((*closed.jaxpr.constvars, *closed.jaxpr.invars), (*closed.consts, *inputs), strict=True))
+
+        def read(var: Any) -> Any:
+            return var.val if is_literal(var) else known[var]
+
+        for equation in closed.jaxpr.eqns:
+            values, is_call = list(map(read, equation.invars)), equation.primitive.name in ("jit", "pjit")
+            results = run(equation.params["jaxpr"], values) if is_call else evaluate(equation, values)
+            known |= zip(equation.outvars, results, strict=True)
+        return list(map(read, closed.jaxpr.outvars))
+
+    return jax.make_jaxpr(lambda *inputs: run(closed_jaxpr, inputs))(*map(shape_of, closed_jaxpr.in_avals))
+
+
 @contextlib.contextmanager
 def in_context_of(equation: Any) -> Iterator[None]:
     """Give operations the name scope and the source line of an equation of a jaxpr."""

@@ -23,11 +23,11 @@ from keras_dist.errors import LayoutError, LayoutWarning, did_you_mean, nearest
 LIMIT_EXPLAINED = 20
 """Maximum number of rules without effect that are explained, since a hint compares a rule with all paths."""
 
-Kind = Literal[
-    "rank", "axis", "indivisible", "ambiguous", "mesh", "dead", "substring", "whole", "repeated", "reshard", "cause"
-]
+_Effects = Literal["dead", "substring", "whole", "repeated", "reshard", "cause", "pipeline"]
+Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh"] | _Effects
 """`dead`, `substring`: a rule without effect. `whole`: a weight that is not sharded. `repeated`: devices compute the
-same. `reshard`: moves data. `cause`: a layout that causes the others. Other kinds cannot be applied."""
+same. `reshard`: moves data. `cause`: a layout that causes the others. `pipeline`: layers that are not pipelined. Other
+kinds cannot be applied."""
 
 
 @dataclasses.dataclass(frozen=True)

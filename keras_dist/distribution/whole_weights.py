@@ -45,9 +45,9 @@ def nbytes_of(variable: object) -> int:
 
 
 def _fix(path: str, shape: tuple[int, ...], size: int, over: str) -> str:
-    """Return another number of devices, two axes for two dims if that divides, and a padded shape."""
-    fewer = max(math.gcd(dim, count) for dim in shape for count in range(1, size + 1))
-    ways = [f"a mesh in which {over} has {fewer} devices"]
+    """Return meshes of all devices: a part of them, or two axes for two dims if that divides; and a padded shape."""
+    part = max(math.gcd(dim, size) for dim in shape)
+    ways = [f"a mesh in which {over} has {part} devices and another axis {size // part}"] if part > 1 else []
     splits = [(count, size // count) for count in range(2, size) if size % count == 0]
     pairs = itertools.product(splits, itertools.permutations(range(len(shape)), 2))
     for (first, second), (dim, other) in pairs:

@@ -319,6 +319,8 @@ class Building:
         }
 
     def _number_weight(self, variable: Variable) -> None:
+        if self._runtime.deferred is not None:
+            self._runtime.deferred.create()
         if variable.get_metadata("number") is None:
             taken = [other.get_metadata().get("number") or 0 for _, other in own_variables(self)]
             taken += [other.get_metadata("number") for _, other in self._runtime.made or ()]

@@ -41,6 +41,7 @@ from keras_dist.layers.call_arguments import (
     training_of,
     value_given,
 )
+from keras_dist.layers.deferred_weights import as_before_building
 from keras_dist.layers.input_spec import check_inputs
 from keras_dist.layers.other_frameworks import check_is_ours, is_of_keras
 from keras_dist.layers.precision import Precision, policy_of
@@ -60,9 +61,10 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
 
     Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.
 
-    The weights of a layer in a model are created by the model, sharded from the start; then `layer.kernel` is a
-    `kd.Variable`, and stays the same object. A layer that is called on arrays before creates its own weights, which the
-    model moves to its mesh.
+    A call on symbolic tensors makes the weights as deferred variables, without arrays: `layer.kernel` is a
+    `kd.Variable`, and stays the same object. The model creates the arrays, sharded from the start. If a layer is called
+    on arrays before, or a value is read or set, the arrays of this layer are created alone, and the model moves them to
+    its mesh.
 
     Args:
         activity_regularizer: a function of the output that is added to the loss.
@@ -177,7 +179,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
 
     @property
     def _has_weights(self) -> bool:
-        return self._is_built
+        return self._is_built and self._runtime.deferred is None
 
     @property
     def trainable(self) -> bool:
@@ -213,10 +215,12 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
             if self._is_built and args:
                 check_inputs(self.input_spec, args[0], self.name)
             return symbolic.connect(self, args, kwargs)
-        is_alone, was_built = call_context.current() is None, self._is_built
+        is_alone, was_built = call_context.current() is None, self._has_weights
         if is_alone:
             check_not_forked()
             self.forget_losses()
+        if self._runtime.deferred is not None:
+            self._runtime.deferred.create_for(self, args, kwargs)
         with call_context.entered(kwargs.get("training")) as context:
             outputs = self._run(args, kwargs, context)
         if is_alone and not was_built:
@@ -330,9 +334,6 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         self._check_initialised()
         if vars(self).get("_is_built") and f"{name}_initializer" in vars(self):
             return None
-        asked = self._runtime.first_call is not None or self._is_made_by_building(name)
-        if asked and not name.startswith("_") and symbolic.build_as_called(self):
-            return getattr(self, name)
         message = f"{type(self).__name__!r} object has no attribute {name!r}"
         if not vars(self).get("_is_built") and self._is_made_by_building(name):
             label = vars(self).get("_name", type(self).__name__)
@@ -351,7 +352,8 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         yield shown_as(repr(self))  # in lists and dicts
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
-        copied = super().__deepcopy__(memo)
+        with as_before_building(self):
+            copied = super().__deepcopy__(memo)
         restore_order(copied, attribute_order(self))
         return self._pass_arguments(copied)
 

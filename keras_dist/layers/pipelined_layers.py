@@ -66,6 +66,7 @@ def pipeline_of(layer: Layer, carry: PyTree, repeats: int) -> Pipeline | None:
     if count is None and set(axis_tuple(axis)) & set(step.batch_axes):
         return None  # gathered layer by layer, as under FullySharded
     if count is None:
+        note_pipeline(Pipeline(path, axis, step.mesh.axis_size(axis), 0, repeats))
         said = f"{path!r} is sharded over {axis!r} along its layers, and `compile` has no `micro_batches`"
         fix = "For a pipeline compile(..., micro_batches=8)"
         warn(f"{said}: each device gathers and computes all layers. {fix}", LayoutWarning)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import jax
     from flax import nnx
 
+    from keras_dist.layers.deferred_weights import DeferredWeights
     from keras_dist.layers.layer import Layer
     from keras_dist.symbolic.tensors import Node
     from keras_dist.variables.variable import Variable
@@ -38,6 +39,8 @@ class LayerRuntime:
         nodes: calls on symbolic tensors.
         first_call: in a copy, the first of the `nodes` of the original, until the copy is built.
         membership: the first model that contains the layer.
+        deferred: the weights without arrays that a call on symbolic tensors has made.
+        copies: built copies, while the first call on symbolic tensors is traced.
         views: views of the weights of a foreign module outside of a model, by path.
         made: names and weights created so far by a running `build`; None at other times.
         shapes: the arguments of `build`, by parameter.
@@ -49,6 +52,8 @@ class LayerRuntime:
     nodes: list[Node] = dataclasses.field(default_factory=list)
     first_call: Node | None = None
     membership: Membership | None = None
+    deferred: DeferredWeights | None = None
+    copies: list[Any] | None = None
     views: dict[str, Variable] = dataclasses.field(default_factory=dict)
     made: list[tuple[str, Variable]] | None = None
     shapes: dict[str, PyTree] = dataclasses.field(default_factory=dict)

@@ -6,19 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 
-from keras_dist._support import tree_paths
 from keras_dist._support.types import DTypeLike, PyTree
-from keras_dist._unstable.flax_internals import attribute_order, restore_order, without_eager_sharding
-from keras_dist._unstable.jax_internals import is_key_dtype
-from keras_dist.distribution.variables import leaf_parts
+from keras_dist._unstable.flax_internals import trace_state_of
 from keras_dist.errors import NotAvailableError
 from keras_dist.layers.call_arguments import call_parameters, called_with_shapes, tensor_arguments
-from keras_dist.layers.runtime import HasRuntime
-from keras_dist.symbolic import shape_tracing, tensors
-from keras_dist.symbolic.tensors import KerasTensor, Node, mask_of
+from keras_dist.layers.deferred_weights import build_as_called, copy_with_zeros, defining
+from keras_dist.symbolic import tensors
+from keras_dist.symbolic.tensors import KerasTensor, Node
 from keras_dist.symbolic.tensors import is_any_symbolic as is_any_symbolic
 from keras_dist.symbolic.tensors import is_text as is_text
 from keras_dist.variables import call_context
@@ -29,48 +24,43 @@ if TYPE_CHECKING:
 
 def connect(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """Return the symbolic outputs of a layer for symbolic inputs, and add the call to the graph."""
-    node = tensors.connect(layer, args, kwargs)
-    layer._runtime.nodes.append(node)
+    with defining(layer):
+        node = tensors.connect(layer, args, kwargs)
+        layer._runtime.nodes.append(node)
+        copies = layer._runtime.copies
+        if copies is not None and not copies:  # its own method has returned the shapes
+            _trace_build(layer, args, kwargs, copies)
     return node.outputs
+
+
+def _trace_build(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], copies: list[Any]) -> None:
+    def run(args: Any, kwargs: Any, masks: Any) -> tuple[PyTree, list[Any]]:
+        copy: Any = copy_with_zeros(layer)
+        with call_context.entered(anew=True) as context:
+            context.is_of_shapes, context.root = True, trace_state_of(copy)
+            copy._build_once(tensor_arguments(call_parameters(type(layer)), args, kwargs), context)
+        copies.append(copy)
+        return (), []
+
+    tensors.traced_outputs(layer, run, args, kwargs)
 
 
 def traced_outputs(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """Return the symbolic outputs of a call, with their masks, by tracing a copy of the layer."""
 
     def run(args: Any, kwargs: Any, masks: list[tuple[jax.Array, jax.Array]]) -> tuple[PyTree, list[Any]]:
-        called: Any = fresh_copy(layer)[0]
+        called: Any = copy_with_zeros(layer)
         with call_context.entered(anew=True) as context:
             context.is_of_shapes = True
             for array, mask in masks:
                 context.set_mask(array, mask)
             build_as_called(called)  # all calls must fit the inputs that it was first built for
             outputs = called(*args, **kwargs)
+            if layer._runtime.copies is not None:
+                layer._runtime.copies.append(called)
             return outputs, [context.mask_of(leaf) for leaf in jax.tree.leaves(outputs)]
 
     return tensors.traced_outputs(layer, run, args, kwargs)
-
-
-def build_as_called(layer: Layer) -> bool:
-    """Build a layer for its first call on symbolic tensors, if there is one; return whether it was built."""
-    runtime = layer._runtime
-    node = runtime.first_call or next(iter(runtime.nodes), None)
-    if node is None or not node.parents or runtime.made is not None or layer._has_weights:
-        return False
-    runtime.first_call = None
-
-    def zeros(leaf: Any) -> Any:
-        if not isinstance(leaf, KerasTensor):
-            return leaf
-        return jnp.zeros([shape_tracing.SIZES[0] if size is None else size for size in leaf.shape], leaf.dtype)
-
-    tensors, treedef = jax.tree.flatten((node.args, node.kwargs))
-    values = [zeros(tensor) for tensor in tensors]
-    args, kwargs = treedef.unflatten(values)
-    with call_context.entered(False, anew=True) as context:
-        for tensor, value in zip(tensors, values, strict=True):
-            context.set_mask(value, zeros(mask_of(tensor)))
-        layer(*args, **kwargs)
-    return True
 
 
 def first_node(layer: Layer) -> Node:
@@ -126,28 +116,3 @@ def is_shape(value: Any) -> bool:
     if isinstance(value, list) and not value:
         return False
     return isinstance(value, list | tuple) and all(size is None or isinstance(size, int) for size in value)
-
-
-def fresh_copy(module: nnx.Module) -> tuple[nnx.Module, set[tree_paths.Parts]]:
-    """Return a copy of a module, to be changed in the current trace, and the paths of the arrays that exist already.
-
-    These arrays are zeros in the copy. Attributes keep their order, and layers remember their first symbolic call.
-    """
-    graphdef, state = nnx.split(module)
-    known = set(leaf_parts(state))
-    with without_eager_sharding():
-        copy = nnx.merge(graphdef, jax.tree.map(_placeholder, state), copy=True)
-    restore_order(copy, attribute_order(module))
-    called = {
-        path: node._runtime
-        for path, node in nnx.iter_graph(module)
-        if isinstance(node, HasRuntime) and node._runtime.nodes
-    }
-    copies = dict(nnx.iter_graph(copy)) if called else {}
-    for path in called.keys() & copies.keys():
-        copies[path]._runtime.first_call = called[path].nodes[0]
-    return copy, known
-
-
-def _placeholder(array: Any) -> Any:
-    return array if is_key_dtype(array.dtype) else jnp.zeros(array.shape, array.dtype)

@@ -19,7 +19,6 @@ from keras_dist._support.lending import Borrower, Lendable
 from keras_dist._support.types import ArrayLike
 from keras_dist._unstable.flax_internals import attribute_order, restore_order, variable_role
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers import symbolic
 from keras_dist.layers.runtime import LayerRuntime
 from keras_dist.metrics import Metric
 from keras_dist.random.seeds import SeedState
@@ -149,7 +148,6 @@ class WeightOwner:
     @property
     def weights(self) -> list[Any]:
         """The weights of the layer, trainable ones first, then the weights of its sublayers."""
-        symbolic.build_as_called(self)  # pyright: ignore[reportArgumentType]
         return self._weights_so_far()
 
     def _weights_so_far(self, is_listed: Callable[[nnx.Variable], bool] = lambda variable: True) -> list[Any]:

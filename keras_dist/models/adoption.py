@@ -19,8 +19,6 @@ from flax import nnx
 
 from keras_dist import random
 from keras_dist._support.lending import Lendable
-from keras_dist._support.types import PyTree
-from keras_dist._unstable.flax_internals import PRIVATE_PREFIXES, is_data_attribute
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.attributes import undone_on_error
@@ -29,70 +27,6 @@ from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import Trainable, split_module
 from keras_dist.training.naming import layers_below, prefixes, with_keras_paths
 from keras_dist.variables import call_context
-
-
-def adopt(module: nnx.Module, built: nnx.Module, built_with: Mapping[str, Mapping[str, Any]]) -> None:
-    """Move the variables, submodules and attributes that building created in the copy `built` to `module`.
-
-    Objects that the module has already are kept, and so are attributes that only a call changed. `built_with` are
-    static attributes after building, by layer path. The copy must not be used afterwards.
-    """
-    pairs = list(_pairs(module, built))
-    own = {id(theirs): ours for ours, theirs in pairs}
-    seen: set[int] = set()
-    for ours, theirs in pairs:
-        for name, value in _attributes(theirs):
-            before, is_data = vars(ours).get(name, _MISSING), is_data_attribute(theirs, name)
-            if isinstance(value, nnx.Variable | nnx.Pytree):
-                value = own.get(id(value), value)
-                _replace_copies(value, own, seen)
-            elif before is not _MISSING and (is_data or not isinstance(ours, nnx.List | nnx.Dict)):
-                continue
-            if value is not before:
-                nnx.Pytree.__setattr__(ours, name, nnx.data(value) if is_data else value)
-    for path, layer in layers_below(module):
-        for name, value in built_with.get(path, {}).items():
-            if not name.startswith(PRIVATE_PREFIXES) and vars(layer).get(name, _MISSING) is not value:
-                nnx.Pytree.__setattr__(layer, name, value)
-
-
-_MISSING = object()
-
-
-def _pairs(module: Any, built: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each module and variable with its copy; skip a variable that building replaced."""
-    seen: set[int] = set()
-    waiting = [(module, built)]
-    while waiting:
-        ours, theirs = waiting.pop()
-        if id(theirs) in seen or type(ours) is not type(theirs):
-            continue
-        seen.add(id(theirs))
-        yield ours, theirs
-        if isinstance(ours, nnx.Variable):
-            continue
-        for name, value in _attributes(theirs):
-            if isinstance(value, nnx.Variable | nnx.Pytree) and name in vars(ours):
-                waiting.append((vars(ours)[name], value))
-
-
-def _attributes(node: Any) -> list[tuple[str, Any]]:
-    """Return the attributes of a module without the internal attributes of Flax; none for a variable."""
-    if isinstance(node, nnx.Variable):
-        return []
-    return [(name, value) for name, value in vars(node).items() if not name.startswith(PRIVATE_PREFIXES)]
-
-
-def _replace_copies(node: PyTree, own: dict[int, Any], seen: set[int]) -> None:
-    """Replace copies by the user's objects inside a module that building created."""
-    if isinstance(node, nnx.Variable) or id(node) in seen:
-        return
-    seen.add(id(node))
-    for name, value in _attributes(node):
-        if isinstance(value, nnx.Variable | nnx.Pytree):
-            if own.get(id(value), value) is not value:
-                nnx.Pytree.__setattr__(node, name, own[id(value)])
-            _replace_copies(own.get(id(value), value), own, seen)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -57,6 +57,7 @@ class CompileMethods(StepMethods):
         batch_keys: Mapping[str, PyTree] | None = None,
         micro_batches: int | None = None,
         slot_memory: Literal["pinned_host"] | None = None,
+        rowwise: str | None = None,
     ) -> None:
         """Configure the model for training. Optimizer slots are created here, sharded like their parameters.
 
@@ -130,6 +131,12 @@ class CompileMethods(StepMethods):
             slot_memory: "pinned_host" keeps optimizer slots in the memory of the hosts, where the devices can read it.
                 A step transfers the slots of one parameter after another, so that they need little memory of the
                 devices. Results are the same. Custom steps update slots by `apply_gradients` or `stateless_apply`.
+            rowwise: a regular expression for whole paths of tables of `Embedding` layers, such as
+                `r"(user|item)/embeddings"`. A step then computes gradients and updates of the rows that the batch looks
+                up, each once, and no other array of the size of the table. With `SGD`, `Adagrad` and `RowWiseAdagrad`
+                results are the same; `Adam` becomes lazy: moments, momentum and weight decay of a row change in steps
+                that look the row up. Such a table must not be used in another way, and has no regularizer or
+                constraint.
 
         Raises:
             DeviceError: the devices have no memory of the kind `slot_memory`.
@@ -201,7 +208,13 @@ def _config_of(model: CompileMethods, arguments: Mapping[str, Any]) -> CompileCo
     has_own_step = train_step is not None or (protocol is not None and "train" in protocol.steps)
     report = check_report(arguments["report"], has_own_step)
     keys = check_batch_keys(arguments["batch_keys"])
-    return CompileConfig(arguments, optimizer, objective, train_step, protocol, measured, options, remat, report, keys)
+    rowwise = arguments["rowwise"]
+    if rowwise is not None and (has_own_step or options.pads or not isinstance(rowwise, str)):
+        summary = "`rowwise` must be a regular expression, and excludes `uneven` and a custom train step"
+        given = f"rowwise={rowwise!r}, uneven={arguments['uneven']!r}{', a custom train step' * has_own_step}"
+        raise ModelError(summary, given=given, fix="leave out one of them; a custom step differentiates whole tables")
+    steps = objective, train_step, protocol, measured
+    return CompileConfig(arguments, optimizer, *steps, options, remat, report, keys, rowwise)
 
 
 def _step_options(given: Mapping[str, Any]) -> StepOptions:

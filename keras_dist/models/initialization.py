@@ -29,10 +29,11 @@ from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError
 from keras_dist.layers import Layer
+from keras_dist.layers.adoption import adopt, take_static
+from keras_dist.layers.deferred_weights import build_as_called, create_parts, fresh_copy
 from keras_dist.layers.names import keras_paths
-from keras_dist.layers.symbolic import fresh_copy
 from keras_dist.layers.weights import store_paths, walk
-from keras_dist.models.adoption import adopt, settle
+from keras_dist.models.adoption import settle
 from keras_dist.models.build_configs import tensors_by_name
 from keras_dist.models.model_distribution import (
     distribution_now,
@@ -109,7 +110,11 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     _check.get()(graph.specs)
     _check_meshes(model, plan)
     values = jax.tree.leaves(initial_state(plan, traced.init, seed, lambda: facts_of_config("model", model)))
-    adopt(model, graph.described(), traced.built_with)
+    adopt(model, graph.described())
+    for path, layer in layers_below(model):
+        take_static(layer, traced.built_with.get(path, {}))
+        if layer._runtime.deferred is not None:
+            layer._runtime.deferred.end()
     places = positions_of(model, graph.parts)
     before = runtime.session_before
     if before is not None:
@@ -155,6 +160,8 @@ def _traced_layers(
     known: set[tree_paths.Parts] = set()
     built: dict[str, Any] = {}
     leaves, structure = jax.tree.flatten(arguments)
+    create_parts(model)
+    read = _only_read(model)
     tensors = [leaf for leaf in leaves if isinstance(leaf, KerasTensor)]
 
     def trace(shapes: list[jax.ShapeDtypeStruct]) -> PyTree:
@@ -166,6 +173,9 @@ def _traced_layers(
             args, kwargs = structure.unflatten(filled)
             # keys are drawn in the order of creation, which is the same for all forms of a model
             with random.key_stream(rngs.default.key[...]), call_context.entered(False, anew=True) as context:
+                for path, layer in layers_below(copy) if read else ():
+                    if path in read:
+                        build_as_called(layer)
                 copy(*args, **kwargs)
                 _build_uncalled(copy)
             for variable, value in context.created:
@@ -204,6 +214,15 @@ def _built_before(model: StepMethods) -> dict[str, str | None]:
         if layer is not model and not is_own and layer._has_weights:
             found[path] = layer.name if membership is None or not membership.prefix else None
     return found
+
+
+def _only_read(model: StepMethods) -> set[str]:
+    """Return the paths of layers that other graphs have called, which may only read their weights in this model."""
+    layers = layers_below(model)
+    graphs = [graph for _, layer in layers if (graph := vars(layer).get("_graph")) is not None]
+    called = {id(node.operation) for graph in graphs for node in graph.nodes}
+    deferred = [(path, layer, layer._runtime.deferred) for path, layer in layers]
+    return {path for path, layer, one in deferred if one and one.layer is layer and id(layer) not in called}
 
 
 def _build_uncalled(model: nnx.Module) -> None:

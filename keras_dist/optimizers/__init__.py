@@ -18,6 +18,7 @@ from keras_dist.optimizers import schedules
 from keras_dist.optimizers.adafactor import Adafactor as Adafactor
 from keras_dist.optimizers.adagrad import Adadelta as Adadelta
 from keras_dist.optimizers.adagrad import Adagrad as Adagrad
+from keras_dist.optimizers.adagrad import RowWiseAdagrad as RowWiseAdagrad
 from keras_dist.optimizers.adam import Adam as Adam
 from keras_dist.optimizers.adam import Adamax as Adamax
 from keras_dist.optimizers.adam import AdamW as AdamW

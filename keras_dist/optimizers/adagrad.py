@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, ClassVar, Unpack
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from keras_dist._support.arguments import check_number
+from keras_dist._support.types import PyTree
 from keras_dist.optimizers.arguments import CommonArguments
 from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
 from keras_dist.optimizers.optimizer import Optimizer
@@ -20,6 +23,8 @@ class Adagrad(Optimizer):
         initial_accumulator_value: initial value of `s`.
         epsilon: added to `s`, under the root.
     """
+
+    takes_rows: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -35,6 +40,44 @@ class Adagrad(Optimizer):
     def transformation(self) -> optax.GradientTransformation:
         """Return the rule of the class as an optax transformation."""
         return optax.chain(optax.scale_by_rss(self.initial_accumulator_value, self.epsilon), scale_by_rate())
+
+
+class RowWiseAdagrad(Adagrad):
+    """Adagrad with one `s` for each row of a weight, the sum of means of squared gradients over the row.
+
+    For embedding tables (rows, columns), `s` (rows, 1) takes `1 / columns` of the memory of the table. Arguments as in
+    `Adagrad`.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> model = kd.Sequential([kd.Input((2,), dtype="int32"), kd.layers.Embedding(1000, 8, name="item")])
+        >>> model.compile(kd.optimizers.RowWiseAdagrad(0.05), loss="mse", rowwise="item/embeddings")
+        >>> model.optimizer.variables[-1].shape
+        (1000, 1)
+
+    Source: https://arxiv.org/abs/1906.00091, `torchrec.optim.RowWiseAdagrad`.
+    """
+
+    def transformation(self) -> optax.GradientTransformation:
+        """Return the rule of the class as an optax transformation."""
+        return optax.chain(_scale_by_row_sums(self.initial_accumulator_value, self.epsilon), scale_by_rate())
+
+
+def _scale_by_row_sums(initial: float, epsilon: float) -> optax.GradientTransformation:
+    """`optax.scale_by_rss` with a sum for each row."""
+
+    def init(params: PyTree) -> optax.ScaleByRssState:
+        sums = jax.tree.map(lambda w: jnp.full(w.shape[:1] + (1,) * (w.ndim - 1), initial, w.dtype), params)
+        return optax.ScaleByRssState(sums)
+
+    def added(g: jax.Array, s: jax.Array) -> jax.Array:
+        return s + jnp.mean(jnp.square(g), axis=tuple(range(1, g.ndim)), keepdims=True)
+
+    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, optax.ScaleByRssState]:
+        sums = jax.tree.map(added, updates, state.sum_of_squares)
+        return jax.tree.map(lambda g, s: g * jax.lax.rsqrt(s + epsilon), updates, sums), optax.ScaleByRssState(sums)
+
+    return optax.GradientTransformation(init, update)
 
 
 class Adadelta(Optimizer):

@@ -44,6 +44,8 @@ class Adam(MomentsOptimizer):
         amsgrad: whether `v` is the maximum of the moving averages so far.
     """
 
+    takes_rows: ClassVar[bool] = True
+
     def __init__(
         self,
         learning_rate: Rate = 0.001,

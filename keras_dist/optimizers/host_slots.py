@@ -48,6 +48,7 @@ def update_in_turn(
         return values, jax.tree.map(lambda old, leaf: _to_host(leaf) if is_on_host(old) else leaf, state, new)
     given = (grads, state, params)
     closed, shape = jax.make_jaxpr(update, return_shape=True)(*jax.tree.map(jaxprs.shape_of, given))
+    closed = jaxprs.with_calls_inlined(closed)  # optax corrects the bias of all parameters in one jitted function
     first, count = len(jax.tree.leaves(grads)), len(slots)
     inputs, outputs = closed.jaxpr.invars[first : first + count], closed.jaxpr.outvars
     values, kept = outputs[: len(outputs) - count], outputs[len(outputs) - count :]

@@ -222,6 +222,10 @@ class MultiOptimizer(Optimizer):
         fix = "give compile a dict of optimizers by name: each rate then has a name"
         raise ModelError("a MultiOptimizer has no learning rate", given=f"{len(before.inner)} optimizers", fix=fix)
 
+    def of_variable(self, names: tree_paths.Parts, leaf: Any) -> Optimizer:
+        """Return the optimizer that updates a variable."""
+        return self._by_key(self._key_of(names, leaf))
+
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
         """Return the final weights of each optimizer."""
         flat: dict[Any, Any] = {}

@@ -80,6 +80,8 @@ class Optimizer(WeightDecay, Configurable):
 
     Attributes:
         needs_params: whether `transformation` needs the weights.
+        takes_rows: whether the update of a row of a weight depends on this row alone, its slots and scalars, so that
+            `compile(rowwise=...)` may leave out the rows that a batch does not look up.
 
     Differs from Keras: subclasses define `transformation`. Only the learning rate can be changed. An optimizer trains
     one model, or is built for a custom loop. A callable `learning_rate` may take the step. Negative rates, and limits
@@ -99,6 +101,7 @@ class Optimizer(WeightDecay, Configurable):
     }
 
     needs_params: ClassVar[bool] = False
+    takes_rows: ClassVar[bool] = False
     name: str
 
     def __init__(

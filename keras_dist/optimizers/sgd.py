@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import optax
 
@@ -20,6 +20,8 @@ class SGD(Optimizer):
         momentum: decay of the velocity.
         nesterov: whether `w += momentum * velocity - learning_rate * gradient` instead.
     """
+
+    takes_rows: ClassVar[bool] = True
 
     def __init__(
         self,

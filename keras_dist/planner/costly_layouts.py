@@ -9,11 +9,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.mesh import axis_tuple
+from keras_dist.distribution.pipelining import Pipeline
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_axes, render_bytes
 from keras_dist.planner.explanation import reason_of
@@ -23,26 +24,51 @@ from keras_dist.planner.remedies import Remedy, find_remedy
 from keras_dist.planner.tracing import StepProgram
 
 _LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE, _LEAST_CAUSE = 0.04, 0.02, 0.1, 0.05
+_LEAST_ALONE = 0.1
+"""The part of the FLOPs from which repeated work is a problem although no rules end it."""
 NO_RULE = (
     "no rules that were tried cost less; print(kd.planner.dim_classes(model, batch)) shows what sharding dims costs"
 )
 
 
 def costly_layouts(program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
-    """Return the problems of a step whose layouts cost more than they must; first the cause, if a remedy is known."""
+    """Return the problems of a step whose layouts cost more than they must; first the cause, if a remedy is known.
+
+    Layers that are not pipelined by mistake are the only problem: all others are its effects.
+    """
+    if program.stages:
+        return tuple(map(_not_pipelined, program.stages))
     problems, large = _problems(program, step), [*_large_weights(program)]
     remedy = find_remedy(program, step) if problems or large else None
     if remedy is None:
-        return problems
+        return _without_small(problems, program, step)
     changed = {path for change in remedy.changes for path in change}
     problems += tuple(each for each in large if each.path in changed - {each.path for each in problems})
     if not problems:
         return ()
     left = {(each.kind, each.path) for each in _problems(program, remedy.step)}
     if remedy.gain < _LEAST_CAUSE and all((each.kind, each.path) in left for each in problems):
-        return problems  # the rules cost a little less, for another reason
+        return _without_small(problems, program, step)  # the rules cost a little less, for another reason
     ended = (each if (each.kind, each.path) in left else _with_fix(each, remedy) for each in problems)
-    return (_cause(program, remedy), *ended)
+    return (_cause(program, remedy), *_without_small(ended, program, step))
+
+
+def _without_small(problems: Iterable[Problem], program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
+    """Leave out little repeated work that no rules end, as of the factors of LoRA."""
+    large = {each.path for each in _repeated_work(program, step, _LEAST_ALONE)}
+    return tuple(each for each in problems if each.kind != "repeated" or each.fix != NO_RULE or each.path in large)
+
+
+def _not_pipelined(stack: Pipeline) -> Problem:
+    over = _joined(axis_tuple(stack.axis))
+    return Problem(
+        "pipeline",
+        stack.layer,
+        f"{stack.layer!r} is sharded over {over} along its layers, and `compile` has no `micro_batches`",
+        f"each of the {stack.stages} stages gathers and computes all layers",
+        "a pipeline, in which each stage computes its own layers",
+        f"compile(..., micro_batches={2 * stack.stages})",
+    )
 
 
 def _problems(program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
@@ -56,7 +82,7 @@ def _with_fix(problem: Problem, remedy: Remedy) -> Problem:
     return dataclasses.replace(problem, fix=str(remedy)) if problem.fix == NO_RULE else problem
 
 
-def _repeated_work(program: StepProgram, step: Propagated) -> Iterator[Problem]:
+def _repeated_work(program: StepProgram, step: Propagated, least: float = _LEAST_REPEATED) -> Iterator[Problem]:
     """Compare the FLOPs of one device with its share, for each group of axes along which devices compute the same."""
     sizes = program.state.mesh.axis_sizes
     grouped: dict[tuple[str, ...], list[Repeated]] = collections.defaultdict(list)
@@ -65,7 +91,7 @@ def _repeated_work(program: StepProgram, step: Propagated) -> Iterator[Problem]:
     for axes, group in grouped.items():
         times = math.prod(sizes[axis] for axis in axes)
         more = sum(each.flops for each in group) * (times - 1) // times
-        if more >= _LEAST_REPEATED * step.flops:
+        if more >= least * step.flops:
             yield Problem(
                 "repeated",
                 group[0].layer,

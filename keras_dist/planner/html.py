@@ -22,6 +22,7 @@ from keras_dist.distribution.shards import picture_of
 from keras_dist.saving.drafts import write_text
 
 if TYPE_CHECKING:
+    from keras_dist.distribution.lint import Problem
     from keras_dist.planner.report import PlanReport
 
 _MOST_PICTURES = 24
@@ -143,8 +144,15 @@ def _in_units(number: float) -> str:
     return f"{number:,.3g} P"
 
 
+def fixes_once(problems: Sequence[Problem]) -> list[str]:
+    """Return the fix of each problem; empty where an earlier problem has the same, such as a map of rules."""
+    fixes = [problem.fix for problem in problems]
+    return ["" if fix in fixes[:index] else fix for index, fix in enumerate(fixes)]
+
+
 def _problems(report: PlanReport) -> tuple[str, str, str]:
-    rows = [(problem.summary, problem.given, problem.fix) for problem in report.problems]
+    fixes = fixes_once(report.problems)
+    rows = [(problem.summary, problem.given, fix) for problem, fix in zip(report.problems, fixes, strict=True)]
     return "Problems", "", html_tables.table(("what is wrong", "where", "fix"), rows) if rows else ""
 
 

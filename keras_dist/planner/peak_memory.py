@@ -228,7 +228,10 @@ class _Simulation:
     ) -> bool:
         """Whether a result takes the place of an argument of the block."""
         if self._donated is not None:
-            if result not in returned or operation.name not in program.FUSED or not self._donated[result.nbytes]:
+            target = _scattered_into(operation)
+            scatters = target in self._block.arguments and self._last.get(target, -1) <= index
+            is_written = operation.name in program.FUSED or scatters
+            if result not in returned or not is_written or not self._donated[result.nbytes]:
                 return False
             self._donated[result.nbytes] -= 1
             return True
@@ -238,3 +241,12 @@ class _Simulation:
     def _inside(self, operation: Operation) -> int:
         """Return the bytes that are live only while an operation runs."""
         return max((_Simulation(block, self._is_tpu).run() for block in operation.blocks), default=0)
+
+
+def _scattered_into(operation: Operation) -> Value | None:
+    """Return the operand of which a scatter, alone or at the end of a `shard_map`, replaces parts."""
+    inner = operation.blocks[0].operations[-2:][0] if operation.name == "sdy.manual_computation" else operation
+    arguments = operation.blocks[0].arguments if operation.blocks else operation.operands
+    if inner.name != "stablehlo.scatter" or inner.operands[0] not in arguments:
+        return None
+    return operation.operands[arguments.index(inner.operands[0])]

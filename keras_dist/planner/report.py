@@ -177,9 +177,8 @@ class PlanReport:
         headers, lines = html.DIFFERENCE_HEADERS, self.difference_lines()
         compared = [Table("Bytes of collectives of a step", headers, numbers=headers[2:], rows=[*lines])] * bool(lines)
         notes = [] if self.verdict is None else [str(self.verdict)]
-        fixes = [None, *(each.fix for each in self.problems)]
-        for each, before in zip(self.problems, fixes, strict=False):
-            notes.append(f"warning: {each.summary} ({each.given})" + ("" if each.fix == before else f": {each.fix}"))
+        for each, fix in zip(self.problems, html.fixes_once(self.problems), strict=True):
+            notes.append(f"warning: {each.summary} ({each.given})" + (f": {fix}" if fix else ""))
         notes += [f"estimate: {each}" for each in step.estimates[:_MOST_ESTIMATES]]
         if more := len(step.estimates) - _MOST_ESTIMATES:
             notes += [f"estimate: {more} more operations"] * (more > 0)

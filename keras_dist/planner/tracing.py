@@ -44,6 +44,7 @@ from keras_dist.training.graph import as_factory, split_module, trace_factory
 from keras_dist.training.objective import resolve_objective
 from keras_dist.training.optimization import DEFAULT, as_optimizer, resolve_optimizers
 from keras_dist.training.rematerialisation import resolve_remat
+from keras_dist.training.rowwise import resolve_tables
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 from keras_dist.training.step_runner import StepRunner
@@ -69,6 +70,7 @@ class StepProgram:
             `prefetch` are on the devices; and where the state is not donated, the results of a second step in flight.
         keeps_data: whether `fit` may keep a small dataset on the devices.
         pipelines: schedules of stacks of layers.
+        stages: stacks of layers that are sharded over stages and, without `micro_batches`, not pipelined.
     """
 
     lowered: jax.stages.Lowered
@@ -81,6 +83,7 @@ class StepProgram:
     pipelines: tuple[Pipeline, ...] = ()
     ahead_nbytes: int = 0
     keeps_data: bool = True
+    stages: tuple[Pipeline, ...] = ()
 
 
 @runtime_checkable
@@ -170,9 +173,12 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     plan = distribution.plan_variables(graph.specs, graph.treedef)
     cell, _ = StateCell.of_own_module(graph, plan, plan.shapes)
     choices, assumed = _completed(choices, optimizer, loss, cell.state.trainable)
+    tables = resolve_tables(choices.rowwise, graph, choices.optimizers, choices.options.slot_memory)
+    choices = dataclasses.replace(choices, tables=tables)
     cell.add_slots(choices.optimizers, choices.options.slot_memory)
     options = {"pads": choices.options.pads, "micro_batches": choices.options.micro_batches}
-    trainer = StepRunner(cell, dataclasses.replace(forward, plan=plan, **options), choices)
+    forward = dataclasses.replace(forward, plan=plan, tables=choices.tables, **options)
+    trainer = StepRunner(cell, forward, choices)
     with naming_scopes(), kernels_noted() as kernels, pipelines_noted() as pipelines:
         lowered = trainer.lower_train(source)
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)
@@ -185,7 +191,9 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     options = choices.options
     ahead = (options.prefetch * (options.steps_per_execution or 1) - 1) * batch.nbytes_per_device
     ahead += 0 if options.donate else state.nbytes_per_device
-    notes = tuple(kernels), tuple(pipelines), ahead, options.steps_per_execution != 1
+    run = tuple(each for each in pipelines if each.micro_batches)
+    stages = tuple(each for each in pipelines if not each.micro_batches)
+    notes = tuple(kernels), run, ahead, options.steps_per_execution != 1, stages
     return StepProgram(lowered, state, batch, named, assumed, distribution, *notes)
 
 

@@ -73,7 +73,7 @@ def _kernel_for(implementation: str, weight: Variable, arrays: Arrays, options: 
     distribution = traced_distribution()
     platform = None if distribution is None else distribution.device_mesh.platform
     name = _OF_PLATFORM.get(platform or jax.default_backend(), "xla") if implementation == "auto" else implementation
-    ring = ring_for(implementation, *arrays[:2], ())
+    ring = ring_for(implementation, *arrays[:2])
     if ring is not None:
         return functools.partial(ring.attend, options=_in_ring(options))
     if implementation == "auto" and distribution is not None and distribution.sequence_axis is not None:

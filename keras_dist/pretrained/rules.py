@@ -39,7 +39,8 @@ def rules(
         mesh: the mesh.
         axis: the axis. By default the last; with `stage` none.
         scan: whether blocks are stacked; by default as in `network`, or False for a config or a folder.
-        stage: axis of the stages of a pipeline, over which stacked blocks are sharded; see `layers.Stack`.
+        stage: axis of the stages of a pipeline, over which stacked blocks are sharded; see `layers.Stack`. Without
+            `axis`, embeddings and head are sharded over it by tokens, where it divides their number.
 
     Raises:
         DistributionError: the mesh has no such axis, or `stage` is given for blocks that are not stacked.
@@ -60,6 +61,8 @@ def rules(
     first = None if stage is None else resolve_axes("stage", stage, mesh)
     axes = _Axes() if axis is None else _axes(config, mesh, str(resolve_axes("axis", axis, mesh)))
     tokens = axes.vocab_size
+    if axis is None and config.vocab_size is not None and config.vocab_size % mesh.axis_size(first) == 0:
+        tokens = first  # outside of the pipeline: each stage would compute the logits of all tokens
     found = LayoutMap(mesh)
     for path, layout in _of_layer(config, axes).items():
         found[f"layers/{path}" if is_stack else rf"layers/\d+/{path}"] = (first, *layout) if is_stack else layout

@@ -138,7 +138,7 @@ class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVa
         return value
 
     def __repr__(self) -> str:
-        return f"<SeedState path={self.path}, value={self.peek()}>"
+        return f"<SeedState path={self.path}, value={self._shown}>"
 
 
 class SeedGenerator(nnx.Module):

@@ -28,6 +28,7 @@ from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.naming import path_of_keras
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
+from keras_dist.training.rowwise import resolve_tables
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.step_runner import StepRunner
@@ -75,6 +76,7 @@ class BuiltModel(BuiltModule):
             self._precision,
             choices.options.pads,
             choices.options.micro_batches,
+            choices.tables,
         )
         self._programs.clear()
         self.trainer = StepRunner(self.cell, self.forward, self.choices)
@@ -98,6 +100,7 @@ class BuiltModel(BuiltModule):
         if choices.remat is not None:
             choices.remat.check(self.cell.graph.described())
         optimizers = resolve_optimizers(choices.optimizer, self.cell.state.trainable)
+        tables = resolve_tables(choices.rowwise, self.cell.graph, optimizers, choices.options.slot_memory)
         for optimizer in optimizers.values():
             optimizer.transformation.check_free(self.cell)
         of_loops = {name: optimizer.transformation.own_values for name, optimizer in optimizers.items()}
@@ -107,7 +110,7 @@ class BuiltModel(BuiltModule):
             self.cell.add_slots(optimizers, choices.options.slot_memory)
         elif self.cell.slot_memory != choices.options.slot_memory:
             self.cell.move_slots(optimizers, choices.options.slot_memory)
-        self.choices = dataclasses.replace(choices, optimizers=optimizers)
+        self.choices = dataclasses.replace(choices, optimizers=optimizers, tables=tables)
         self._attach_optimizers(optimizers)
         for name, values in of_loops.items():
             optimizers[name].transformation.continue_from(values)

@@ -14,6 +14,7 @@ from keras_dist.training.loop import MAX_IN_FLIGHT, Mode
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer
 from keras_dist.training.rematerialisation import Remat
+from keras_dist.training.rowwise import Tables
 from keras_dist.training.step import TrainStep
 from keras_dist.training.step_protocol import StepProtocol
 
@@ -46,7 +47,9 @@ class CompileConfig:
     remat: Remat | None = None
     report: tuple[str, ...] = ()
     batch_keys: BatchKeys | None = None  # None where dicts are inputs
+    rowwise: str | None = None  # rule for tables that are trained by rows
     optimizers: dict[str, Optimizer] = dataclasses.field(default_factory=dict)  # empty before the weights exist
+    tables: Tables = frozenset()  # that `rowwise` matches
 
     def is_own(self, mode: Mode) -> bool:
         """Whether the user defined this step."""

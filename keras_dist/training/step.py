@@ -26,9 +26,11 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Layer
+from keras_dist.layers.core.row_table import Lookups
 from keras_dist.layers.module_precision import cast_floats, compute_under
 from keras_dist.losses.reduction import split_reported
 from keras_dist.mixed_precision import DTypePolicy
+from keras_dist.training import rowwise
 from keras_dist.training.accumulators import (
     Accumulator,
     Count,
@@ -48,6 +50,7 @@ from keras_dist.training.logged_values import reported
 from keras_dist.training.objective import Objective, check_free
 from keras_dist.training.optimization import Optimizer, apply_gradients, check_loss_scales, scale_loss, scaling_checked
 from keras_dist.training.rematerialisation import Remat
+from keras_dist.training.rowwise import SeenRows, Tables
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import check_have_rows, over_padded_rows, rows_multiple
 from keras_dist.variables import call_context
@@ -107,6 +110,7 @@ class Forward:
     precision: DTypePolicy | None = None  # a mixed policy for a foreign module; layers cast themselves
     pads: bool = False  # the module is called with padded rows, which are cut off its outputs
     micro_batches: int | None = None  # parts of a batch in pipelines; None: no layers are pipelined
+    tables: Tables = frozenset()  # names of tables that are only looked up
 
     def __call__(self, trainable: Any, rest: Any, at: ArrayLike | Draw, x: Any, training: bool) -> tuple[Any, Any]:
         """Return the output for `x`, and `rest` afterwards; see `rngs` for `at`."""
@@ -120,13 +124,19 @@ class Forward:
         return self.gathering(call, trainable, rest, x)
 
     def measure(
-        self, objective: Objective, state: TrainState, trainable: Any, batch: Batch, draw: Draw | None = None
+        self,
+        objective: Objective,
+        state: TrainState,
+        trainable: Any,
+        batch: Batch,
+        draw: Draw | None = None,
+        lookups: Lookups | None = None,
     ) -> tuple[dict[str, jax.Array], PyTree, PyTree, PyTree]:
         """Return losses, output, mask, and `rest` afterwards, for a batch; a `draw` means outside of training."""
         training, at = draw is None, state.step if draw is None else draw
 
-        def call(trainable: PyTree, rest: PyTree) -> tuple[dict[str, jax.Array], PyTree, PyTree, PyTree]:
-            module = self.module(trainable, rest)
+        def call(trainable: PyTree, rest: PyTree) -> tuple[Any, ...]:
+            module = self.module(trainable, rest, lookups)
             if training and self.remat is not None:
                 self.remat.mark(module)
             with call_context.entered(training, anew=True) as context:
@@ -151,9 +161,12 @@ class Forward:
                     losses["loss"] = check_scalar(loss)
                     check_free(losses, beside)
                     losses.update(beside)
-            return losses, y_pred, mask, self.graph.split(module)[1]
+            return losses, y_pred, mask, self.graph.split(module)[1], [] if lookups is None else lookups.indices
 
-        return self.gathering(call, trainable, state.rest, batch)
+        *found, indices = self.gathering(call, trainable, state.rest, batch)
+        if lookups is not None:
+            lookups.indices = indices
+        return tuple(found)
 
     def gathering(self, call: Callable[[Any, Any], Any], trainable: PyTree, rest: PyTree, batch: PyTree) -> Any:
         """Call `call(trainable, rest)` with variables gathered where they are used (traced)."""
@@ -190,8 +203,10 @@ class Forward:
                 flat[parts] = gradient
         return traverse_util.unflatten_dict(flat)
 
-    def module(self, trainable: PyTree, rest: PyTree) -> Any:
+    def module(self, trainable: PyTree, rest: PyTree, lookups: Lookups | None = None) -> Any:
         """Return the module with these values; its submodules constrain their outputs by the layout rules."""
+        if self.tables and self.plan is not None:
+            trainable = rowwise.in_row_tables(self, self.plan, trainable, lookups)
         module = self.graph.merge(trainable, rest)
         constrain_outputs(module, self.distribution)
         return module
@@ -253,23 +268,32 @@ def make_train_step(
     accumulates = any(getattr(one.transformation, "gradient_accumulation_steps", None) for one in optimizers.values())
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
-        def loss_of(trainable: PyTree) -> tuple[jax.Array, tuple[PyTree, ...]]:
-            losses, *others = forward.measure(objective, state, trainable, batch)
-            return scale_loss(optimizers, losses["loss"], state.slots), (losses, *others)
+        def loss_of(trainable: PyTree, taps: list[jax.Array]) -> tuple[jax.Array, tuple[PyTree, ...]]:
+            lookups, trainable = Lookups(taps), rowwise.joined(state.trainable, trainable)
+            losses, *others = forward.measure(objective, state, trainable, batch, lookups=lookups)
+            return scale_loss(optimizers, losses["loss"], state.slots), (losses, *others, lookups.indices)
 
+        taps, paths = rowwise.taps_of(
+            forward.tables, lambda lookups: forward.measure(objective, state, state.trainable, batch, lookups=lookups)
+        )
         differentiated = loss_of if forward.remat is None else forward.remat.whole(loss_of)
-        (_, (losses, y_pred, mask, rest)), grads = jax.value_and_grad(differentiated, has_aux=True)(state.trainable)
-        grads = forward.scattered(grads)
+        found, (grads, of_rows) = jax.value_and_grad(differentiated, (0, 1), has_aux=True)(
+            rowwise.without(forward.tables, state.trainable), taps
+        )
+        _, (losses, y_pred, mask, rest, indices) = found
+        rows = SeenRows(forward, optimizers, state, zip(paths, zip(indices, of_rows, strict=True), strict=True))
+        before, grads = rows.read(state), rowwise.joined(forward.scattered(grads), rows.grads)
         batch_weight = objective.batch_weight(batch, y_pred, mask) if accumulates else None
         new = apply_gradients(
-            state,
+            before,
             optimizers,
             grads,
             value=losses["loss"],
-            value_fn=lambda trainable: loss_of(trainable)[1][0]["loss"],
+            value_fn=lambda trainable: loss_of(trainable, [])[1][0]["loss"],
             batch_weight=batch_weight,
         )
-        extra = reported(report, objective, optimizers, (state, new), grads, batch, (y_pred, mask), batch_weight)
+        extra = reported(report, objective, optimizers, (before, new), grads, batch, (y_pred, mask), batch_weight)
+        new = rows.written(new, state)
         new = new.replace(trainable=forward.graph.constrained(new.trainable), rest=rest)
         logs = objective.logs(losses, batch, y_pred, mask)
         check_free(logs, extra)

@@ -327,8 +327,8 @@ class Variable(Lendable):
         self.set_raw_value(distribute_tensor(self.peek(), layout))
 
     def __repr__(self) -> str:
-        axes = "" if self.layout is None else f"axes={self.layout.axes}, "
-        return f"<Variable path={self.path}, shape={self.shape}, dtype={self.dtype}, {axes}value={self.peek()}>"
+        axes = "" if (layout := self.layout) is None else f"axes={getattr(layout, 'axes', layout)}, "
+        return f"<Variable path={self.path}, shape={self.shape}, dtype={self.dtype}, {axes}value={self._shown}>"
 
     __str__ = __repr__
 

@@ -43,6 +43,11 @@ def test_a_name_that_keras_does_not_have_is_an_ordinary_error():
     assert not hasattr(kd, "__wrapped__")
 
 
+def test_a_mistyped_name_is_answered_with_the_nearest_one():
+    with pytest.raises(AttributeError, match=r"has no attribute 'Densse' \(did you mean 'Dense'\?\)$"):
+        kd.layers.Densse  # noqa: B018
+
+
 @pytest.mark.parametrize("name", [name for name in missing_names.OF_KERAS if "*" not in name])
 def test_every_namespace_with_missing_names_answers(name):
     package, _, attribute = name.rpartition(".")

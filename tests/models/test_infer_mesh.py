@@ -143,7 +143,7 @@ HALVES = [mesh("model=4", devices=[f"cpu:{index + first}" for index in range(4)]
         ),
         (
             lambda: [dense(HALVES[0], name="one", units=4), Builds(name="two")],
-            "'one/kernel' on mesh {model: 4}; 'two/d/kernel' on mesh {model: 2, batch: 4}",
+            "'one/kernel_layout' on mesh {model: 4}; 'two/d/kernel_layout' on mesh {model: 2, batch: 4}",
         ),
     ],
 )

@@ -16,7 +16,7 @@ from keras_dist import errors, optimizers, saving
 
 NAMES = [
     "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam", "RMSprop",
-    "SGD", "ScheduleFreeAdamW",
+    "RowWiseAdagrad", "SGD", "ScheduleFreeAdamW",
 ]  # fmt: skip
 PARAMS: Any = {"d": {"bias": jnp.array([0.5, -1.0]), "kernel": jnp.array([[1.0, 2.0], [3.0, -4.0]])}}
 GRADS: Any = {"d": {"bias": jnp.array([1.0, 0.5]), "kernel": jnp.array([[0.1, -0.2], [0.3, 0.4]])}}

@@ -80,3 +80,12 @@ def test_other_networks_and_axes_are_refused(mesh):
         kd.pretrained.rules(kd.Sequential([]), mesh)
     with pytest.raises(DistributionError, match="mdl"):
         kd.pretrained.rules(FOLDER / "mistral", mesh, "mdl")
+
+
+def test_stages_shard_the_vocabulary_outside_of_the_pipeline():
+    mesh = kd.DeviceMesh("data=2,stage=4")
+    rules = kd.pretrained.rules(FOLDER / "mistral", mesh, scan=True, stage="stage")
+    assert rules["layers/attention/query/kernel"].axes[0] == "stage"
+    assert rules["embedding/embeddings"].axes == ("stage", None) and rules["head/kernel"].axes == (None, "stage")
+    both = kd.pretrained.rules(FOLDER / "mistral", mesh, "data", scan=True, stage="stage")
+    assert both["embedding/embeddings"].axes == ("data", None)

@@ -170,6 +170,11 @@ def test_stages_without_micro_batches_are_warned_of():
     model = model_on(GPIPE, micro_batches=None)
     with pytest.warns(LayoutWarning, match="'stack/block' is sharded over 'stage'.*no `micro_batches`"):
         model.predict(X, verbose=0)
+    with pytest.warns(LayoutWarning, match="no `micro_batches`"):
+        report = model.plan(X, Y)
+    [problem] = report.problems
+    assert (problem.kind, problem.path, problem.fix) == ("pipeline", "stack/block", "compile(..., micro_batches=8)")
+    assert not report.pipelines, "it is none"
 
 
 @pytest.mark.parametrize("has_places", [False, True])

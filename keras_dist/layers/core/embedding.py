@@ -15,6 +15,7 @@ from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers.attributes import check_dtype
 from keras_dist.layers.core.projection import project
+from keras_dist.layers.core.row_table import RowTable
 from keras_dist.layers.lora import LoraLayer
 from keras_dist.layers.weight_arguments import EmbeddingsArguments, Identifier, Layout
 from keras_dist.variables import call_context
@@ -83,7 +84,8 @@ class Embedding(LoraLayer):
         )
         inputs = jnp.asarray(inputs)
         rows = inputs if inputs.dtype in (jnp.int32, jnp.int64) else inputs.astype("int32")
-        vectors = jnp.take(self.embeddings[...], rows, axis=0)
+        table: Any = self.embeddings[...]
+        vectors = table.take(rows) if isinstance(table, RowTable) else jnp.take(table, rows, axis=0)
         vectors = vectors if self.lora_rank is None else vectors + self._product(rows)
         return vectors.astype(self.compute_dtype)
 

@@ -1,0 +1,174 @@
+"""Weights between the first call of a layer on symbolic tensors and its model: variables without arrays."""
+
+import copy
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from keras_dist import layers, ops
+from keras_dist._unstable.flax_internals import raw_value
+from keras_dist.errors import ModelError
+
+
+def is_deferred(variable):
+    return isinstance(raw_value.__get__(variable), jax.ShapeDtypeStruct)
+
+
+class Block(layers.Layer):
+    """A weight, a layer made in `build`, and a model that `call` builds."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = kd.Sequential([layers.Dense(5), layers.Dropout(0.5)])
+
+    def build(self, input_shape):
+        self.width = input_shape[-1]
+        self.scale = self.add_weight((self.width,), "random_normal", name="scale")
+        self.late = layers.Dense(3)
+
+    def call(self, inputs):
+        return self.late(self.inner(inputs * self.scale))
+
+
+class OwnShape(layers.Layer):
+    """A layer with its own `compute_output_shape`."""
+
+    def build(self, input_shape):
+        self.scale = self.add_weight((input_shape[-1],), "random_normal", name="scale")
+
+    def call(self, inputs):
+        return inputs * self.scale
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+def called(layer, shape=(4,)):
+    inputs = kd.Input(shape)
+    return inputs, layer(inputs)
+
+
+def test_a_weight_is_one_object_from_the_symbolic_call_on():
+    dense = layers.Dense(3)
+    inputs, outputs = called(dense)
+    kernel = dense.kernel
+    assert dense.built and is_deferred(kernel)
+    assert any(node is kernel for _, node in nnx.iter_graph(dense))
+    model = kd.Model(inputs, outputs)
+    assert dense.kernel is kernel and model.weights[0] is kernel and not is_deferred(kernel)
+    model.compile("sgd", "mse")
+    before = kernel.numpy()
+    model.fit(np.ones((8, 4), "float32"), np.ones((8, 3), "float32"), verbose=0)
+    assert dense.kernel is kernel and not np.array_equal(kernel.numpy(), before)
+
+
+def test_what_is_known_without_an_array_creates_none():
+    dense = layers.Dense(3, kernel_layout=(None, "model"), dtype="bfloat16", name="d")
+    called(dense)
+    assert [(weight.shape, weight.dtype, weight.path) for weight in dense.weights] == [
+        ((4, 3), "bfloat16", "kernel"),
+        ((3,), "bfloat16", "bias"),
+    ]
+    assert "value=deferred" in repr(dense.kernel) and dense.kernel.layout == (None, "model")
+    assert dense.count_params() == 15 and dense.trainable_weights[0] is dense.kernel
+    dense(kd.Input((4,)))
+    copied = copy.deepcopy(dense)
+    assert not copied.built and is_deferred(dense.kernel)
+
+
+@pytest.mark.parametrize(
+    "make", [Block, lambda: layers.LSTM(2, recurrent_dropout=0.5), OwnShape], ids=["block", "lstm", "own_shape"]
+)
+def test_initial_values_do_not_depend_on_whether_someone_has_looked(make):
+    def values(*, looks):
+        kd.set_random_seed(1)
+        layer = make()
+        inputs, hidden = called(layer, (3, 4))
+        if looks:
+            assert layer.weights and all(map(is_deferred, layer.weights))
+            repr(layer.variables)
+        return kd.Model(inputs, layers.Dense(2)(hidden)).get_weights()
+
+    for one, other in zip(values(looks=False), values(looks=True), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_sublayers_that_building_makes_are_there_too():
+    block = Block()
+    inputs, outputs = called(block)
+    late, kernel = block.late, block.inner.layers[0].kernel
+    assert kernel.shape == (4, 5) and is_deferred(late.kernel) and block.width == 4
+    model = kd.Model(inputs, outputs)
+    assert block.late is late and block.inner.layers[0].kernel is kernel
+    assert [weight.path for weight in model.weights][:2] == ["block/scale", "block/inner/dense/kernel"]
+
+
+@pytest.mark.parametrize("make", [Block, OwnShape])
+def test_values_that_are_read_or_set_before_are_kept(make):
+    layer = make()
+    inputs, outputs = called(layer)
+    scale = layer.scale
+    before = scale.numpy()
+    layer.weights[-1].assign(np.full(layer.weights[-1].shape, 0.25))
+    x = np.ones((2, 4), "float32")
+    expected = layer(x)
+    model = kd.Model(inputs, outputs)
+    assert layer.scale is scale
+    np.testing.assert_array_equal(model.weights[-1].numpy().ravel()[0], 0.25)
+    np.testing.assert_array_equal(scale.numpy(), before if make is Block else np.full(4, 0.25))
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-6)
+
+
+def test_a_call_on_arrays_creates_them():
+    block = Block()
+    called(block, (None, 4))
+    scale = block.scale
+    outputs = block(np.ones((2, 7, 4), "float32"))
+    assert outputs.shape == (2, 7, 3) and block.scale is scale and not is_deferred(scale)
+
+
+def test_a_weight_is_tied_to_an_output():
+    embedding = layers.Embedding(7, 4)
+    inputs = kd.Input((5,), dtype="int32")
+    hidden = embedding(inputs)
+    logits = ops.matmul(hidden, ops.transpose(embedding.embeddings))
+    table = embedding.embeddings.numpy()
+    model = kd.Model(inputs, logits)
+    tokens = np.arange(5)[None]
+    np.testing.assert_allclose(model.predict(tokens, verbose=0), table[tokens] @ table.T, rtol=1e-5)
+
+
+def test_a_part_of_a_layer_in_a_model_keeps_the_other_weights():
+    block = Block()
+    inputs, outputs = called(block)
+    part = kd.Sequential([kd.Input((5,)), block.late])
+    assert part.weights[0] is block.late.kernel and not is_deferred(block.scale)
+    model = kd.Model(inputs, outputs)
+    assert {id(weight) for weight in part.weights} < {id(weight) for weight in model.weights}
+
+
+def test_a_compiled_function_cannot_create_them():
+    dense = layers.Dense(3)
+    called(dense)
+    with pytest.raises(ModelError, match=r"(?s)layer 'dense' is not built.*call it on an array"):
+        jax.jit(lambda x: x @ dense.kernel[...])(np.ones((2, 4), "float32"))
+    assert is_deferred(dense.kernel)
+
+
+def test_reading_an_attribute_builds_nothing():
+    class Sized(layers.Layer):
+        def build(self, input_shape):
+            self.size = input_shape[-1]
+
+        def call(self, inputs):
+            return inputs
+
+    layer = Sized()
+    called(layer)
+    with pytest.raises(AttributeError, match=r"no attribute 'size'; layer 'sized' is not built"):
+        _ = layer.size
+    layer(np.ones((2, 6), "float32"))
+    assert layer.size == 6
