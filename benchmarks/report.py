@@ -21,6 +21,7 @@ ORDER = (
     "dtensor",
     "jobs",
     "data",
+    "generate",
     "memory",
     "scaling",
     "import",
