@@ -204,7 +204,7 @@ def test_the_program_is_compiled_as_training_compiles_it(monkeypatch, name, defa
 def test_the_peak_on_tpus_is_the_smaller_of_the_figures_of_xla(monkeypatch, temp, peak, expected):
     sizes = {"argument": 1000, "output": 900, "alias": 900, "temp": temp, "peak": peak, "generated_code": 7}
     answer = {f"{name}_nbytes": size for name, size in sizes.items()}
-    answer |= {"collectives": [], "flops": 1, "accessed_nbytes": 1, "kernels": {}, "seconds": 1.5}
+    answer |= {"collectives": [], "flops": 1, "accessed_nbytes": 1, "kernels": {}, "seconds": 1.5, "host_nbytes": 0}
     monkeypatch.setitem(sys.modules, "libtpu", types.ModuleType("libtpu"))
     monkeypatch.setattr(compiled, "_ask", lambda *_: answer)
     found = compile_for(lowered(jnp.sum, (4, 2), "tpu"), "v5e:2x4")
