@@ -9,7 +9,7 @@ import jax
 from flax import errors as flax_errors
 from flax import nnx
 from flax.core import meta, spmd
-from flax.nnx import graphlib, reprlib
+from flax.nnx import reprlib
 from flax.nnx.pytreelib import PytreeState
 
 from keras_dist._unstable.jax_internals import is_traced
@@ -55,14 +55,6 @@ def is_data_attribute(module: Any, name: str) -> bool:
     Seen with flax 0.12.8 and 0.12.12, where `nnx.is_data` takes a value, not an attribute. Upstream: not reported.
     """
     return module._pytree__nodes.get(name, False)
-
-
-def data_element(value: Any) -> Any:
-    """Return an attribute as the flattening of a module lists it, for data.
-
-    Seen with flax 0.12.8 and 0.12.12. Upstream: not reported.
-    """
-    return graphlib.DataElem(value)
 
 
 def trace_state_of(module: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -16,11 +15,9 @@ from keras_dist._support.arguments import check_int, names_unknown_keywords
 from keras_dist._support.array_operators import values_in
 from keras_dist._support.text_tables import render
 from keras_dist._support.types import DTypeLike, PyTree
-from keras_dist._unstable.flax_internals import data_element
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers import Layer
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.stacked_layers import is_block
@@ -35,8 +32,6 @@ from keras_dist.training.graph import Trainable
 from keras_dist.training.naming import named_layers
 from keras_dist.training.step import ModuleCall
 from keras_dist.variables import call_context
-
-_MODULE = "_nnx_module"
 
 
 def _then_create_weights(init: Callable[..., None]) -> Callable[..., None]:
@@ -99,7 +94,6 @@ class Model(DistributionMethods):
     """
 
     _has_module: bool = False  # made by `from_nnx` or `from_keras`; also of copies that NNX makes
-    _has_call: bool = False  # its module is not called as `module(x)`
     _takes_keep: ClassVar[bool] = True
     _never_called: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
@@ -164,8 +158,8 @@ class Model(DistributionMethods):
         Args:
             factory_or_module: a function of `flax.nnx.Rngs` that makes the module; its arrays are created sharded,
                 never whole on one device. Its only required argument is called `rngs`, or is positional. Or an
-                existing module, which is copied and never changed. `model.module` is the module that is trained.
-                Functions of NNX find it in the model, too; with `call` or a mixed policy, pass them the module.
+                existing module, which is copied and never changed. `model.module` is the module that is trained: pass
+                it, not the model, to functions of NNX and to other models.
             call: `call(module, x, training, rngs) -> y_pred` for modules that are not called as `module(x)`; by default
                 `module.train()` or `module.eval()`, then `module(x)`.
             trainable: filter of the trained variables: an NNX filter, or a regular expression for whole paths of
@@ -185,10 +179,8 @@ class Model(DistributionMethods):
             >>> [variable.path for variable in model.variables]
             ['bias', 'kernel']
         """
-        if isinstance(factory_or_module, Model) and factory_or_module._has_module:
-            factory_or_module = factory_or_module.module
         model = cls()
-        model._has_module, model._has_call = True, call is not None
+        model._has_module = True
         if dtype is not None:
             model.dtype_policy = dtype
         model._runtime.source = ModuleSource(factory_or_module, call, trainable, seed, model.dtype_policy)
@@ -217,7 +209,7 @@ class Model(DistributionMethods):
         """
         source = adopt(model)
         made = cls(name=model.name, dtype=model.dtype_policy.name)
-        made._has_module = made._has_call = True
+        made._has_module = True
         made._runtime.source = ModuleSource.of_keras(source, seed)
         made._runtime.keras_model = source
         return made._with_its_module()
@@ -265,16 +257,6 @@ class Model(DistributionMethods):
 
     build.creates_weights = True  # type: ignore[attr-defined]  # of its layers; the model itself has none
 
-    def _graph_node_flatten(self) -> tuple[list[tuple[Any, Any]], type]:
-        """Return the attributes that NNX finds; in a model of `from_nnx` also its module."""
-        nodes, kind = super()._graph_node_flatten()
-        if not self._has_module:
-            return nodes, kind
-        module = vars(self).get(_MODULE) if self._built is None else self._built.shown_module()
-        nodes = [node for node in nodes if node[0] != _MODULE]
-        nodes += [] if module is None else [(_MODULE, data_element(module))]
-        return sorted(nodes, key=operator.itemgetter(0)), kind
-
     def call(self, inputs: PyTree, training: bool | None = None, mask: PyTree = None) -> PyTree:
         """Return the outputs of a functional model. Subclasses define their own."""
         if self._has_module:
@@ -294,9 +276,6 @@ class Model(DistributionMethods):
             ModelError: the inputs do not fit, or an argument is neither an array nor hashable.
         """
         args, kwargs = values_in((args, kwargs))
-        module = vars(self).get(_MODULE)  # of a copy that NNX made, such as in `nnx.jit`
-        if module is not None and self._built is None and call_context.current() is None:
-            return self._call_module(module, *args, **kwargs)
         is_symbolic = is_any_symbolic((args, kwargs))
         if is_symbolic and self._graph is not None:
             self._check_one_side()
@@ -308,14 +287,6 @@ class Model(DistributionMethods):
             args = (self._prepared(args[0]), *args[1:])
         check_numbers(call_parameters(type(self)), args, kwargs, self.name)
         return self._with_weights(*args, **kwargs).call(args, kwargs)
-
-    def _call_module(self, module: Any, inputs: PyTree, training: bool | None = None) -> PyTree:
-        if self._has_call or self.dtype_policy.compute_dtype != self.dtype_policy.variable_dtype:
-            raise module_is_apart(self.name)  # steps call it in another way
-        if isinstance(module, Layer):
-            return module(inputs, training=training)
-        (module.train if training else module.eval)()
-        return module(inputs)
 
     def compute_output_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Return the shapes of the outputs for inputs of this shape, including the batch dim."""
