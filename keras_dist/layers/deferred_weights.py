@@ -2,7 +2,8 @@
 
 The call traces a copy of the layer. The layer adopts what building made in the copy, so that `layer.kernel` is one
 object from then on. A model creates the arrays with all of its weights, sharded from the start, and so builds copies of
-its layers as they were before. Code that reads or sets a value earlier gets the weights of the layer alone.
+its layers as they were before. Code that reads or sets a value earlier gets the weights of the layer alone. A layer
+whose `build` makes arrays or foreign modules cannot be without arrays: reading its attributes builds it alone, too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from keras_dist._unstable.flax_internals import (
 )
 from keras_dist._unstable.jax_internals import is_key_dtype, is_traced
 from keras_dist.distribution.variables import leaf_parts
+from keras_dist.errors import ModelError
 from keras_dist.layers.adoption import MISSING, adopt, nodes_in, pairs_of, take_static
 from keras_dist.layers.runtime import HasRuntime
 from keras_dist.layers.stacked_layers import is_block
@@ -74,6 +76,7 @@ class DeferredWeights(Borrower):
             copy(*args, **kwargs)
         else:
             build_as_called(copy)
+        self.check_same(self.layer, copy)
         self.end()
         own = {id(variable) for variable in self.variables}
         for ours, theirs in list(pairs_of(self.layer, copy)):
@@ -81,6 +84,21 @@ class DeferredWeights(Borrower):
                 take_static(ours, theirs._runtime.built_with)
             elif id(ours) in own:
                 ours.keep(theirs.peek())
+
+    def check_same(self, module: nnx.Module, built: nnx.Module) -> None:
+        """Raise if variables have another shape or dtype in a copy of the module that was built now, or are not there.
+
+        Raises:
+            ModelError: options of the layer were changed after its call, or it is called on arrays of another size.
+        """
+        now = {id(ours): theirs for ours, theirs in pairs_of(module, built)}
+        there = {id(node) for node in nodes_in(module)}
+        for variable in (variable for variable in self.variables if id(variable) in there):
+            before, after = _described(variable), _described(now.get(id(variable)))
+            if before != after:
+                summary = f"layer {self.layer.name!r} has changed since its first call: variable {variable.path!r}"
+                fix = "set its options, and fix the size of its inputs, before the first call; or make another layer"
+                raise ModelError(summary, given=after, expected=before, fix=fix)
 
     def create_for(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Create the arrays before the call of a layer."""
@@ -108,6 +126,13 @@ class DeferredWeights(Borrower):
     def layout_of(self, variable: Lendable) -> Any:
         """Return the layout that the variable was made with."""
         return variable.get_metadata().get("layout")
+
+
+def _described(variable: Any) -> str:
+    if variable is None:
+        return "no such variable"
+    array = raw_value.__get__(variable)
+    return f"shape {array.shape}, {array.dtype}"
 
 
 @contextlib.contextmanager
@@ -164,11 +189,20 @@ def deferred_in(module: nnx.Module) -> list[DeferredWeights]:
 
 
 def create_parts(module: nnx.Module) -> None:
-    """Create the weights of layers that a module contains in part: a model creates all weights of a layer, or none."""
-    nodes = {id(node) for node in nodes_in(module)}
+    """Create the weights of layers that a module contains in part, or that were assigned to other layers.
+
+    A model creates all weights of a layer, or none.
+    """
+    nodes = {id(node): node for node in nodes_in(module)}
     for one in deferred_in(module):
         if id(one.layer) not in nodes:
             one.create()
+    for node in nodes.values():
+        for value in vars(node).values() if isinstance(node, HasRuntime) else ():
+            one = value.borrower if isinstance(value, Lendable) else None
+            is_strange = isinstance(one, DeferredWeights) and node._runtime.deferred is not one
+            if is_strange and all(node is not other for other in nodes_in(one.layer)):
+                one.create()
 
 
 @contextlib.contextmanager
@@ -230,12 +264,12 @@ def _placeholder(array: Any) -> Any:
     return array if is_key_dtype(array.dtype) else jnp.zeros(array.shape, array.dtype)
 
 
-def build_as_called(layer: Layer) -> None:
-    """Build a copy of a layer for its first call on symbolic tensors, if there was one."""
+def build_as_called(layer: Layer) -> bool:
+    """Build a layer for its first call on symbolic tensors, if there was one; return whether it was built."""
     runtime = layer._runtime
-    node = runtime.first_call
-    if node is None or not node.parents or runtime.made is not None or layer._is_built:
-        return
+    node = runtime.first_call or next(iter(runtime.nodes), None)
+    if node is None or not node.parents or runtime.made is not None or layer._is_built or runtime.deferred is not None:
+        return False
     runtime.first_call = None
 
     def zeros(leaf: Any) -> Any:
@@ -250,3 +284,4 @@ def build_as_called(layer: Layer) -> None:
         for tensor, value in zip(tensors, values, strict=True):
             context.set_mask(value, zeros(mask_of(tensor)))
         layer(*args, **kwargs)
+    return True

@@ -41,7 +41,7 @@ from keras_dist.layers.call_arguments import (
     training_of,
     value_given,
 )
-from keras_dist.layers.deferred_weights import as_before_building
+from keras_dist.layers.deferred_weights import as_before_building, build_as_called
 from keras_dist.layers.input_spec import check_inputs
 from keras_dist.layers.other_frameworks import check_is_ours, is_of_keras
 from keras_dist.layers.precision import Precision, policy_of
@@ -113,6 +113,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
     input_spec: PyTree = None
     _remat: RematScope | None = None
     is_host_side: ClassVar[bool] = False
+    _build_as_called = build_as_called
     """Whether the layer runs on the host, before data are sent to devices: a `HostLayer`."""
 
     def __init__(
@@ -334,6 +335,9 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         self._check_initialised()
         if vars(self).get("_is_built") and f"{name}_initializer" in vars(self):
             return None
+        asked = self._runtime.first_call is not None or self._is_made_by_building(name)
+        if asked and not name.startswith("_") and self._build_as_called():  # it makes more than variables
+            return getattr(self, name)
         message = f"{type(self).__name__!r} object has no attribute {name!r}"
         if not vars(self).get("_is_built") and self._is_made_by_building(name):
             label = vars(self).get("_name", type(self).__name__)

@@ -144,10 +144,12 @@ class WeightOwner:
     built: bool
     _trainable: bool
     _runtime: LayerRuntime
+    _build_as_called: Callable[[], bool]
 
     @property
     def weights(self) -> list[Any]:
         """The weights of the layer, trainable ones first, then the weights of its sublayers."""
+        self._build_as_called()
         return self._weights_so_far()
 
     def _weights_so_far(self, is_listed: Callable[[nnx.Variable], bool] = lambda variable: True) -> list[Any]:

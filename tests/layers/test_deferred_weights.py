@@ -1,9 +1,11 @@
 """Weights between the first call of a layer on symbolic tensors and its model: variables without arrays."""
 
 import copy
+import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -162,7 +164,7 @@ def test_a_compiled_function_cannot_create_them():
     assert is_deferred(dense.kernel)
 
 
-def test_reading_an_attribute_builds_nothing():
+def test_attributes_that_building_makes_can_be_read():
     class Sized(layers.Layer):
         def build(self, input_shape):
             self.size = input_shape[-1]
@@ -172,7 +174,70 @@ def test_reading_an_attribute_builds_nothing():
 
     layer = Sized()
     called(layer)
-    with pytest.raises(AttributeError, match=r"no attribute 'size'; layer 'sized' is not built"):
-        _ = layer.size
-    layer(np.ones((2, 6), "float32"))
-    assert layer.size == 6
+    assert layer.size == 4
+
+
+class Rotary(layers.Layer):
+    def build(self, input_shape):
+        self.table = jnp.arange(input_shape[-1], dtype="float32")
+        self.scale = self.add_weight((input_shape[-1],), "ones", name="scale")
+
+    def call(self, x):
+        return x * self.scale + self.table
+
+
+def test_a_layer_that_makes_arrays_is_built_when_it_is_read():
+    layer, inputs = Rotary(), kd.Input((4,))
+    outputs = layer(inputs)
+    assert [weight.shape for weight in layer.weights] == [layer.scale.shape] == [(4,)]
+    model = kd.Model(inputs, outputs)
+    assert model.weights[0] is layer.scale
+    np.testing.assert_array_equal(model.predict(np.ones((2, 4), "float32"), verbose=0)[0], [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "given"), [("use_bias", False, "no such variable"), ("units", 5, r"shape \(5,\)")]
+)
+def test_options_that_change_the_weights_must_be_set_before_the_first_call(name, value, given):
+    layer, inputs = layers.Dense(3), kd.Input((4,))
+    outputs = layer(inputs)
+    kernel, before = layer.kernel, getattr(layer, name)
+    setattr(layer, name, value)
+    with pytest.raises(kd.errors.ModelError, match="'dense' has changed since its first call: variable") as caught:
+        kd.Model(inputs, outputs)
+    assert re.search(given, caught.value.given)
+    setattr(layer, name, before)
+    assert kd.Model(inputs, outputs).weights[0] is kernel
+
+
+def test_arrays_of_another_size_do_not_replace_the_weights():
+    layer, inputs = layers.Dense(3), kd.Input((4,))
+    outputs = layer(inputs)
+    with pytest.raises(kd.errors.ModelError, match="variable 'kernel'"):
+        layer(np.ones((2, 7), "float32"))
+    assert kd.Model(inputs, outputs).weights[0].shape == (4, 3)
+
+
+def test_a_variable_can_be_assigned_to_another_layer_before_the_model():
+    one, other, inputs = layers.Dense(4), layers.Dense(4), kd.Input((4,))
+    outputs = other(one(inputs))
+    other.kernel = one.kernel
+    model = kd.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    model.fit(np.ones((8, 4), "float32"), np.ones((8, 4), "float32"), verbose=0)
+    assert one.kernel in [weight for weight in model.weights if weight is one.kernel]
+
+
+def test_a_model_of_a_module_may_be_an_attribute_of_a_layer():
+    class Student(layers.Dense):
+        def __init__(self, teacher):
+            super().__init__(3)
+            self.teacher = teacher
+
+    inputs, teacher = kd.Input((4,)), kd.Model.from_nnx(lambda rngs: nnx.Linear(4, 3, rngs=rngs), seed=0)
+    layer = Student(teacher)
+    model = kd.Model(inputs, layer(inputs))
+    assert len(model.trainable_weights) == len(jax.tree.leaves(nnx.state(model, nnx.Param))) == 2
+    model.compile("sgd", "mse")
+    x = np.ones((8, 4), "float32")
+    model.fit(x, teacher.predict(x, verbose=0), verbose=0)
