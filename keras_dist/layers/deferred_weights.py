@@ -200,8 +200,9 @@ def create_parts(module: nnx.Module) -> None:
     for node in nodes.values():
         for value in vars(node).values() if isinstance(node, HasRuntime) else ():
             one = value.borrower if isinstance(value, Lendable) else None
-            is_strange = isinstance(one, DeferredWeights) and node._runtime.deferred is not one
-            if is_strange and all(node is not other for other in nodes_in(one.layer)):
+            if not isinstance(one, DeferredWeights) or node._runtime.deferred is one:
+                continue
+            if all(node is not other for other in nodes_in(one.layer)):
                 one.create()
 
 

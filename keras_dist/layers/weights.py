@@ -144,7 +144,7 @@ class WeightOwner:
     built: bool
     _trainable: bool
     _runtime: LayerRuntime
-    _build_as_called: Callable[[], bool]
+    _build_as_called: Callable[..., bool]
 
     @property
     def weights(self) -> list[Any]:

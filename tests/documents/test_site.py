@@ -1,5 +1,6 @@
 """The site is built without a warning and without a network, and its pages are small."""
 
+import faulthandler
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ LARGEST_BYTES = 2**20
 @pytest.mark.multiprocess
 def test_the_site(tmp_path):
     """One test: each worker of pytest-xdist would build the site for its own."""
+    faulthandler.cancel_dump_traceback_later()  # on a busy machine it takes longer than a deadlock is given
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-c", "docs"]
     run = subprocess.run(
         [*command, "-d", ROOT / ".cache" / "docs", ".", tmp_path],
