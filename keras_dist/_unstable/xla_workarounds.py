@@ -206,6 +206,8 @@ def _shards(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
 
 def _whole(array: jax.Array, dims: Sequence[int], mesh: Mesh) -> jax.Array:
     """`array` with these dims unsharded; XLA chooses for the others (traced)."""
+    if jax.sharding.get_abstract_mesh().manual_axes:  # in `jax.shard_map`, where XLA shards nothing
+        return array
     free = jax.sharding.PartitionSpec.UNCONSTRAINED
     spec = jax.sharding.PartitionSpec(*(None if dim in dims else free for dim in range(array.ndim)))
     return lax.with_sharding_constraint(array, jax.sharding.NamedSharding(mesh, spec))

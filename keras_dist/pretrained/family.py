@@ -38,6 +38,9 @@ Document = Mapping[str, Any]
 
 Kind = TypeVar("Kind", bound="type[Family]")
 
+_MOST_LAYERS = 10_000
+"""Most layers of a network in a file: each is an object."""
+
 
 class Family:
     """The translation of one `model_type`. `DecoderFamily` and `EncoderFamily` have tables that most families share.
@@ -106,6 +109,10 @@ class Family:
         Raises:
             ConfigError: entries are missing, or have values that are not supported; all are listed.
         """
+        layers = next((key for key, field in self.keys.items() if field == "num_layers"), "")
+        if isinstance(count := document.get(layers), int) and count > _MOST_LAYERS:
+            summary = f"the config.json of a {self.model_type!r} network is damaged, or forged"
+            raise ConfigError(summary, given=f"{layers}={shorten(count)}", expected=f"at most {_MOST_LAYERS} layers")
         missing = [key for key in self.keys if key not in self.defaults and document.get(key) is None]
         problems = [f"missing: {', '.join(missing)}"] if missing else []
         problems += self._unsupported(document)

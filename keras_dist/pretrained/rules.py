@@ -37,7 +37,7 @@ def rules(
     Args:
         network: a network, its config, or a folder with a `config.json`.
         mesh: the mesh.
-        axis: the axis. By default the last; with `stage` none.
+        axis: the axis. By default the last; with `stage`, or if the last is called `expert`, none.
         scan: whether blocks are stacked; by default as in `network`, or False for a config or a folder.
         stage: axis of the stages of a pipeline, over which stacked blocks are sharded; see `layers.Stack`. Without
             `axis`, embeddings and head are sharded over it by tokens, where it divides their number.
@@ -52,14 +52,18 @@ def rules(
     Source: Shoeybi et al. 2019, arXiv:1909.08053.
     """
     mesh = check_mesh(mesh, DistributionError)
-    axis = mesh.axis_names[-1] if axis is None and stage is None else axis
     config = _config(network)
+    if axis is None and stage is None and (config.experts is None or mesh.axis_names[-1] != _EXPERT):
+        axis = mesh.axis_names[-1]
     is_stack = bool(getattr(network, "scan", False)) if scan is None else scan
     if stage is not None and not is_stack:
         fix = "kd.pretrained.load(folder, scan=True), or rules(config, mesh, scan=True, stage=...)"
         raise argument_error("stage", stage, "None, since blocks are not stacked", fix=fix, error=DistributionError)
     first = None if stage is None else resolve_axes("stage", stage, mesh)
     axes = _Axes() if axis is None else _axes(config, mesh, str(resolve_axes("axis", axis, mesh)))
+    experts = config.experts if axis is None and _EXPERT in mesh.axis_names else None
+    if experts is not None and experts.num_experts % mesh.axis_size(_EXPERT) == 0:
+        axes = axes._replace(num_experts=_EXPERT)
     tokens = axes.vocab_size
     if axis is None and config.vocab_size is not None and config.vocab_size % mesh.axis_size(first) == 0:
         tokens = first  # outside of the pipeline: each stage would compute the logits of all tokens

@@ -11,7 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -330,8 +330,7 @@ class CompiledSteps:
             state, logs = self._state_tree.unflatten(carry[0]), carry[1]
             new, logs = step.advance(state, real_rows(arrays, rows, distribution), logs, rows, None)
             arrays = jax.tree.leaves(new.replace(step=state.step + 1))
-            pairs = zip(arrays, self._state_shardings, strict=True)
-            return [_constrained(array, sharding) for array, sharding in pairs], logs
+            return _constrained(arrays, self._state_shardings), logs
 
         def train(state: Flat, logs: Logs, operands: Any) -> tuple[Flat, Logs]:
             return run(one, (state, logs), operands, distribution)
@@ -428,11 +427,11 @@ def _without_windows(plan: LayoutPlan) -> set[tuple[tuple[int, ...], tuple[Axis,
     return found | turned  # of transposed convolutions
 
 
-def _constrained(array: Any, sharding: jax.sharding.NamedSharding) -> Any:
-    """Constrain an array to a sharding (traced), and place it in its kind of memory."""
-    if sharding.memory_kind is None:
-        return jax.lax.with_sharding_constraint(array, sharding)
-    return jax.device_put(array, sharding)
+def _constrained(arrays: Flat, shardings: Sequence[jax.sharding.NamedSharding]) -> Flat:
+    """Constrain arrays to shardings (traced), and place them in their kinds of memory."""
+    pairs = zip(arrays, shardings, strict=True)
+    placed = [array if to.memory_kind is None else jax.device_put(array, to) for array, to in pairs]
+    return jax.lax.with_sharding_constraint(placed, list(shardings))
 
 
 def _replicated(mesh: DeviceMesh) -> jax.sharding.NamedSharding:

@@ -89,3 +89,10 @@ def test_stages_shard_the_vocabulary_outside_of_the_pipeline():
     assert rules["embedding/embeddings"].axes == ("stage", None) and rules["head/kernel"].axes == (None, "stage")
     both = kd.pretrained.rules(FOLDER / "mistral", mesh, "data", scan=True, stage="stage")
     assert both["embedding/embeddings"].axes == ("data", None)
+
+
+def test_an_axis_of_experts_alone_shards_nothing_else():
+    config = kd.pretrained.describe(FOLDER / "mixtral").config
+    rules = kd.pretrained.rules(config, kd.DeviceMesh("data=2,expert=4"))
+    assert {axis for layout in rules.values() for axis in layout.axes} == {None, "expert"}
+    assert all("expert" not in layout.axes for path, layout in rules.items() if "experts" not in path)

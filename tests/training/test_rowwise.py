@@ -328,3 +328,23 @@ def test_plan_of_100m_rows_has_no_dense_gradient():
         assert report.nbytes_by_role["parameter"] == pytest.approx(table, rel=1e-3)
     assert lazy.nbytes_by_role["slot"] == pytest.approx(2 * table, rel=1e-3)
     assert by_rows.nbytes_by_role["slot"] == pytest.approx(table / 32, rel=1e-3)
+
+
+def test_any_number_of_lookups_trains_as_the_dense_step():
+    def made(rowwise):
+        with on("data=2,model=4", ("model", None)).scope():
+            inputs = kd.Input((3,), dtype="int32")
+            table = kd.layers.Embedding(48, 4, name="item", embeddings_initializer="uniform")
+            model = kd.Model(inputs, kd.layers.Dense(1, name="head")(kd.layers.Flatten()(table(inputs))))
+        model.compile(kd.optimizers.SGD(0.1), "mse", rowwise=rowwise)
+        return model
+
+    ids = np.random.default_rng(0).integers(0, 48, (37, 3)).astype("int32")  # the last batch has 5 x 3 lookups
+    found = []
+    for rowwise in (None, TABLE):
+        kd.set_random_seed(0)
+        model = made(rowwise)
+        model.fit(ids, np.ones((37, 1), "float32"), batch_size=16, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    for dense, by_rows in zip(*found, strict=True):
+        np.testing.assert_allclose(by_rows, dense, rtol=1e-5, atol=1e-6)
