@@ -152,7 +152,8 @@ def _sliced(data: jax.Array, region: Sequence[slice]) -> jax.Array:
     """Return a region of an array, as another array."""
     sizes = tuple(part.stop - part.start for part in region)
     if sizes != data.shape:
-        data = jax.device_put(data, jax.memory.Space.Device)
+        if jax.typeof(data).memory_space == jax.memory.Space.Host:
+            data = jax.device_put(data, jax.memory.Space.Device)
         return _slicer(sizes)(data, [part.start for part in region])
     shards = [shard.data for shard in data.addressable_shards]
     return jax.make_array_from_single_device_arrays(data.shape, data.sharding, shards)
