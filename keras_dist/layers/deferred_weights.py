@@ -9,7 +9,7 @@ whose `build` makes arrays or foreign modules cannot be without arrays: reading 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -76,7 +76,7 @@ class DeferredWeights(Borrower):
             copy(*args, **kwargs)
         else:
             build_as_called(copy)
-        self.check_same(self.layer, copy)
+        check_same([self], self.layer, copy)
         self.end()
         own = {id(variable) for variable in self.variables}
         for ours, theirs in list(pairs_of(self.layer, copy)):
@@ -84,21 +84,6 @@ class DeferredWeights(Borrower):
                 take_static(ours, theirs._runtime.built_with)
             elif id(ours) in own:
                 ours.keep(theirs.peek())
-
-    def check_same(self, module: nnx.Module, built: nnx.Module) -> None:
-        """Raise if variables have another shape or dtype in a copy of the module that was built now, or are not there.
-
-        Raises:
-            ModelError: options of the layer were changed after its call, or it is called on arrays of another size.
-        """
-        now = {id(ours): theirs for ours, theirs in pairs_of(module, built)}
-        there = {id(node) for node in nodes_in(module)}
-        for variable in (variable for variable in self.variables if id(variable) in there):
-            before, after = _described(variable), _described(now.get(id(variable)))
-            if before != after:
-                summary = f"layer {self.layer.name!r} has changed since its first call: variable {variable.path!r}"
-                fix = "set its options, and fix the size of its inputs, before the first call; or make another layer"
-                raise ModelError(summary, given=after, expected=before, fix=fix)
 
     def create_for(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Create the arrays before the call of a layer."""
@@ -126,6 +111,22 @@ class DeferredWeights(Borrower):
     def layout_of(self, variable: Lendable) -> Any:
         """Return the layout that the variable was made with."""
         return variable.get_metadata().get("layout")
+
+
+def check_same(deferred: Iterable[DeferredWeights], module: nnx.Module, built: nnx.Module) -> None:
+    """Raise if variables have another shape or dtype in a copy of a module that was built now, or are not there.
+
+    Raises:
+        ModelError: options of a layer were changed after its call, or it is called on arrays of another size.
+    """
+    now, there = {id(ours): theirs for ours, theirs in pairs_of(module, built)}, {id(node) for node in nodes_in(module)}
+    for one in deferred:
+        for variable in (variable for variable in one.variables if id(variable) in there):
+            before, after = _described(variable), _described(now.get(id(variable)))
+            if before != after:
+                summary = f"layer {one.layer.name!r} has changed since its first call: variable {variable.path!r}"
+                fix = "set its options, and fix the size of its inputs, before the first call; or make another layer"
+                raise ModelError(summary, given=after, expected=before, fix=fix)
 
 
 def _described(variable: Any) -> str:

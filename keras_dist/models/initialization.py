@@ -30,7 +30,7 @@ from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.adoption import adopt, take_static
-from keras_dist.layers.deferred_weights import build_as_called, create_parts, deferred_in, fresh_copy
+from keras_dist.layers.deferred_weights import build_as_called, check_same, create_parts, deferred_in, fresh_copy
 from keras_dist.layers.names import keras_paths
 from keras_dist.layers.weights import store_paths, walk
 from keras_dist.models.adoption import settle
@@ -110,8 +110,7 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     _check.get()(graph.specs)
     _check_meshes(model, plan)
     described = graph.described()
-    for one in deferred_in(model):
-        one.check_same(model, described)
+    check_same(deferred_in(model), model, described)
     values = jax.tree.leaves(initial_state(plan, traced.init, seed, lambda: facts_of_config("model", model)))
     adopt(model, described)
     for path, layer in layers_below(model):
