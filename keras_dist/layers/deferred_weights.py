@@ -61,7 +61,7 @@ class DeferredWeights(Borrower):
             one._runtime.deferred = self
 
     def end(self) -> None:
-        """Return the variables, whose arrays are created now."""
+        """Stop lending the variables: their arrays exist from now on."""
         for variable in self.variables:
             variable.lend_to(None)
         for layer in self.layers:

@@ -142,7 +142,7 @@ def common_and_others(values: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _shortened(others: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by rules of peft: by the last name of a module, if it is no number and has one value."""
+    """Return values by peft rule: the last name of a module, unless it is a number or has several values."""
     found: dict[str, set[Any]] = {}
     for module, value in values.items():
         found.setdefault(module.rpartition(".")[2], set()).add(value)

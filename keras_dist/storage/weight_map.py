@@ -178,7 +178,7 @@ class WeightMap:
 
 
 _PLACES = re.compile(r"\\\d|\\g<\d+>|\{\}")
-"""What stands for a group or a number in a name."""
+"""Placeholders of groups and numbers in a name."""
 
 _EXAMPLES = {
     "names": r'names={"layers/{}/(up|down)/kernel": r"model.layers.{}.mlp.\1_proj.weight"}',

@@ -233,7 +233,8 @@ def test_negative_indices_count_from_the_end_and_others_give_nan():
     assert changed.tolist() == [0, 3, 5, 6, 7, COUNT - 2, COUNT - 1]
 
 
-REVERSIBLE = lambda: layers.ReversibleEmbedding(COUNT, SIZE, name="item")  # noqa: E731
+def reversible():
+    return layers.ReversibleEmbedding(COUNT, SIZE, name="item")
 
 
 @pytest.mark.parametrize(
@@ -268,7 +269,7 @@ REVERSIBLE = lambda: layers.ReversibleEmbedding(COUNT, SIZE, name="item")  # noq
             "has a constraint, which reads all rows",
         ),
         (by_default, lambda: layers.Embedding(COUNT, SIZE, trainable=False, name="item"), {}, "is not trained"),
-        (projected, REVERSIBLE, {}, "may only be looked up"),
+        (projected, reversible, {}, "may only be looked up"),
         (penalized, None, {}, "may only be looked up"),
         (by_default, None, {"remat": "item"}, "may only be looked up"),
         (in_loop, None, {}, "cannot see which rows a step looks up"),
