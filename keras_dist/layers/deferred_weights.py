@@ -3,7 +3,7 @@
 The call traces a copy of the layer. The layer adopts what building made in the copy, so that `layer.kernel` is one
 object from then on. A model creates the arrays with all of its weights, sharded from the start, and so builds copies of
 its layers as they were before. Code that reads or sets a value earlier gets the weights of the layer alone. A layer
-whose `build` makes arrays or foreign modules cannot be without arrays: reading its attributes builds it alone, too.
+whose `build` makes arrays or foreign modules cannot be without arrays: it adopts nothing; `layer.weights` builds it.
 """
 
 from __future__ import annotations
@@ -152,13 +152,13 @@ def defining(layer: Layer) -> Iterator[None]:
     finally:
         runtime.copies = None
     made = [_made_in(layer, copy) for copy in copies[-2:]]  # with two sizes for dims of unknown size
-    shapes = [[node.shape for node in nodes if isinstance(node, Lendable)] for nodes in made]
-    if made and shapes[0] and shapes[0] == shapes[-1]:  # else a weight has the size of an unknown dim
+    shapes = [[node.shape for node in nodes or () if isinstance(node, Lendable)] for nodes in made]
+    if made and made[-1] is not None and shapes[0] == shapes[-1]:  # else a weight has the size of an unknown dim
         _adopt(layer, copies[-1], made[-1])
 
 
-def _made_in(layer: Layer, copy: Any) -> list[Any]:
-    """Return the modules and variables that building made in a copy; none if some cannot be without arrays."""
+def _made_in(layer: Layer, copy: Any) -> list[Any] | None:
+    """Return the modules and variables that building made in a copy; None if some cannot be without arrays."""
     pairs = list(pairs_of(layer, copy))
     known = {id(theirs) for _, theirs in pairs}
     made = [node for node in nodes_in(copy) if id(node) not in known]
@@ -167,7 +167,7 @@ def _made_in(layer: Layer, copy: Any) -> list[Any]:
     values += [value for node in made if not isinstance(node, nnx.Variable) for value in vars(node).values()]
     others = [value for value in values if not isinstance(value, nnx.Variable | nnx.Pytree)]
     is_foreign = any(isinstance(node, nnx.Variable) and not isinstance(node, Lendable) for node in made)
-    return [] if is_foreign or any(map(is_traced, jax.tree.leaves(others))) else made
+    return None if is_foreign or any(map(is_traced, jax.tree.leaves(others))) else made
 
 
 def _adopt(layer: Layer, copy: Any, made: list[Any]) -> None:

@@ -113,8 +113,8 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
     input_spec: PyTree = None
     _remat: RematScope | None = None
     is_host_side: ClassVar[bool] = False
-    _build_as_called = build_as_called
     """Whether the layer runs on the host, before data are sent to devices: a `HostLayer`."""
+    _build_as_called = build_as_called
 
     def __init__(
         self,
@@ -335,14 +335,13 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         self._check_initialised()
         if vars(self).get("_is_built") and f"{name}_initializer" in vars(self):
             return None
-        asked = self._runtime.first_call is not None or self._is_made_by_building(name)
-        if asked and not name.startswith("_") and self._build_as_called():  # it makes more than variables
-            return getattr(self, name)
         message = f"{type(self).__name__!r} object has no attribute {name!r}"
         if not vars(self).get("_is_built") and self._is_made_by_building(name):
             label = vars(self).get("_name", type(self).__name__)
             message += f"; layer {label!r} is not built: its weights are created when it is called on an array, "
             message += "or is in a model that knows its input"
+            if self._runtime.nodes:
+                message += "; its `build` makes arrays or Flax modules: read `layer.weights` to build it alone now"
         elif not name.startswith("_"):
             message += did_you_mean(name, (known for known in dir(self) if not known.startswith("_") and known != name))
         raise AttributeError(message)

@@ -186,9 +186,11 @@ class Rotary(layers.Layer):
         return x * self.scale + self.table
 
 
-def test_a_layer_that_makes_arrays_is_built_when_it_is_read():
+def test_a_layer_that_makes_arrays_is_built_when_its_weights_are_read():
     layer, inputs = Rotary(), kd.Input((4,))
     outputs = layer(inputs)
+    with pytest.raises(AttributeError, match=r"makes arrays or Flax modules: read `layer\.weights`"):
+        _ = layer.scale
     assert [weight.shape for weight in layer.weights] == [layer.scale.shape] == [(4,)]
     model = kd.Model(inputs, outputs)
     assert model.weights[0] is layer.scale
