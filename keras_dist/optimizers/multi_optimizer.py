@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -270,11 +270,12 @@ class MultiOptimizer(Optimizer):
         for optimizer in self._all:
             optimizer.know_variables(variables)
 
-    def check_free(self, cell: Any) -> None:
+    def check_free(self, cell: Any, paths: Set[str]) -> None:
         """Check that no other model or custom loop uses this optimizer or its `optimizers`."""
-        super().check_free(cell)
+        super().check_free(cell, paths)
         for optimizer in self._all:
-            optimizer.check_free(cell)
+            if self._own_state is None or optimizer._holder is not self._own_holder:
+                optimizer.check_free(cell, paths)
 
     def averaged(self) -> list[tuple[Any, Any]]:
         """Return pairs of a variable and the variable of its average."""

@@ -8,7 +8,7 @@ import gc
 import itertools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -20,7 +20,7 @@ from keras_dist._support.array_operators import value_of, values_in
 from keras_dist._support.signatures import takes
 from keras_dist._support.stateless_scope import without_scope
 from keras_dist._support.types import PyTree
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.learning_rate import (
     LearningRate,
     LearningRateState,
@@ -69,6 +69,7 @@ class OptimizerVariables:
     _arguments: dict[str, Any]
     _rate: Rate
     _trained: tuple[Any, ...] = ()
+    _keys: Sequence[str] = ()  # of `_trained` in the state: paths may change later
     _own_state: Any = None
     _model: weakref.ref[ModelState] | None = None
     _count: Variable | None = None
@@ -106,8 +107,8 @@ class OptimizerVariables:
         trained = tuple(variables)
         for variable in trained:
             self._check_mesh(getattr(getattr(variable, "layout", None), "device_mesh", None))
-        self._trained = trained
-        self.know_variables(dict(zip(keys_of(trained), trained, strict=True)))
+        self._trained, self._keys = trained, keys_of(trained)
+        self.know_variables(dict(zip(self._keys, trained, strict=True)))
         with without_scope(), jax.ensure_compile_time_eval():  # a traced function creates them in its first step
             state = self.init(self._by_path([jnp.asarray(value_of(variable)) for variable in trained]))
             self._own_state = self.in_variables(state, lambda path, array: Variable.holding(jnp.array(array), path))
@@ -144,7 +145,8 @@ class OptimizerVariables:
     def attach(self, model: ModelState, part: tuple[str, ...] = ()) -> None:
         """Read and write the state of a model while the model exists; `part` is the path to this optimizer's state."""
         self._model, self._part = weakref.ref(model), part
-        self._own_state, self._trained = None, ()
+        self._own_state, self._trained, self._keys = None, (), ()
+        self._count = None  # it would keep the model alive
         self._is_used = False  # no other owner has its state
         for name, inner in self._inner().items():
             inner.attach(model, (*part, name))
@@ -162,44 +164,39 @@ class OptimizerVariables:
         """The variables in the structure of `init`, or None."""
         return self._own_state if self._holder is None else functools.reduce(_child, self._part, self._holder.state)
 
-    def check_free(self, cell: Any) -> None:
-        """Check that neither another model nor a loop on other variables uses the optimizer, and check its mesh."""
+    def check_free(self, cell: Any, paths: Set[str]) -> None:
+        """Check the mesh, and that no other model uses the optimizer, nor a loop without slots for these variables."""
         self._check_mesh(cell.mesh)
-        for inner in self._inner().values():
-            inner.check_free(cell)
+        for inner in self._inner().values() if self._own_state is None else ():
+            inner.check_free(cell, paths)
         if self._model_cell not in (None, cell):
             gc.collect()  # an unreferenced model has cycles
         if self._model_cell is cell:
             return
         given = "an optimizer of another compiled model"
+        fix = f"make another: {type(self).__name__}.from_config(optimizer.get_config())"
         if self._model_cell is None:
-            steps = int(self.iterations.value) if self.built or self._count is not None else 0
-            if not steps or self._own_trains(cell):
+            missing = sorted(paths - {cell.path_of(variable) for variable in self._trained})
+            steps = self._steps_taken() if missing and (self.built or self._count is not None) else None
+            if steps is None or not int(steps.value):
                 return
-            given = f"an optimizer that has taken {steps} steps, not on all trained variables of the model"
-        raise ModelError(
-            f"compile: the optimizer {self.name!r} is in use",
-            given=given,
-            expected="an optimizer for each model: it holds the state of one",
-            fix=f"make another: {type(self).__name__}.from_config(optimizer.get_config())",
-        )
+            given = f"an optimizer that has taken {int(steps.value)} steps, without slots for {shorten(missing)}"
+            fix = f"call optimizer.build(model.trainable_variables) before the first step, or {fix}"
+        expected = "an optimizer for each model: it holds the state of one"
+        raise ModelError(f"compile: the optimizer {self.name!r} is in use", given=given, expected=expected, fix=fix)
 
-    def _own_trains(self, cell: Any) -> bool:
-        """Whether a custom loop trained the variables that the model trains, all of them."""
-        paths = {spec.path for spec, trained in zip(cell.graph.specs, cell.graph.trained, strict=True) if trained}
-        return {cell.path_of(variable) for variable in self._trained} == {*keys_of(self._trained)} == paths
+    def slots_in(self, cell: Any) -> dict[str, Variable]:
+        """Return the variables of the state, created by a model or a custom loop, by their paths in a model."""
+        paths = {key: cell.path_of(variable) for key, variable in zip(self._keys, self._trained, strict=True)}
+        return {
+            tree_paths.join(paths.get(str(part)) or part for part in parts): variable
+            for parts, variable in _by_parts(self._state)
+        }
 
-    @property
-    def own_values(self) -> dict[str, np.ndarray]:
-        """The state of a custom loop by path; empty if a model holds the state."""
-        state = self._own_state if self._holder is None else None
-        return {path: variable.numpy() for path, variable in _by_path_in(state).items()}
-
-    def continue_from(self, values: Mapping[str, np.ndarray]) -> None:
-        """Set the state in a model to the values of a custom loop, if there are any."""
-        variables = _by_path_in(self._state) if values else {}
-        for path, variable in variables.items():
-            variable.assign(values[path])
+    def continue_from(self, values: Mapping[str, Any]) -> None:
+        """Set the state in a model to these values by path, if there are any."""
+        for parts, variable in _by_parts(self._state) if values else ():
+            variable.assign(values[tree_paths.join(parts)])
 
     def _check_mesh(self, mesh: Any) -> None:
         """Check that the optimizer can train variables on this mesh (None if unknown)."""
@@ -324,7 +321,7 @@ class OptimizerVariables:
 
     def _by_path(self, arrays: Sequence[Any]) -> OrderedDict[str, Any]:
         """Return the arrays by the paths of the variables, which rules match."""
-        return OrderedDict(zip(keys_of(self._trained), arrays, strict=True))
+        return OrderedDict(zip(self._keys, arrays, strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the state of a model."""
@@ -362,10 +359,10 @@ def is_variable(node: Any) -> bool:
     return isinstance(node, Variable)
 
 
-def _by_path_in(state: PyTree) -> dict[str, Variable]:
-    """Return the variables of a state by path."""
+def _by_parts(state: PyTree) -> list[tuple[tree_paths.Parts, Variable]]:
+    """Return the variables of a state with the parts of their paths."""
     flat, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)
-    return {tree_paths.join(tree_paths.parts_of(path)): variable for path, variable in flat}
+    return [(tree_paths.parts_of(path), variable) for path, variable in flat]
 
 
 def variables_in(state: PyTree) -> list[Variable]:

@@ -49,18 +49,28 @@ def trace(
             if others != shapes:
                 with contextlib.suppress(Exception):
                     return run(_filled(others, tensors, size))
-        if any(None in shape for shape in shapes):
-            _show_unknown(error, size, {dim for shape in shapes for dim in shape})
+        if any(None in shape for shape in shapes) and size == SIZES[0]:
+            try:
+                run(_filled(shapes, tensors, SIZES[1]))
+            except Exception as other:
+                _show_unknown(error, other)
         raise
 
 
-def _show_unknown(error: Exception, size: Any, known: set[int | None]) -> None:
-    """Print None for dims of unknown size in an error of ours; explain the number in other errors."""
-    if not isinstance(error, KerasDistError) or size in known:
-        error.add_note(f"{size} stands for a dim of unknown size (None), such as the batch")
-        return
-    for part in ("summary", "given", "expected", "fix"):
-        setattr(error, part, re.sub(rf"\b{size}\b", "None", getattr(error, part)))
+def _show_unknown(error: Exception, other: Exception) -> None:
+    """Print None for numbers in an error that differ in the error of another size of the unknown dims."""
+    if isinstance(error, KerasDistError) and isinstance(other, KerasDistError):
+        for part in ("summary", "given", "expected", "fix"):
+            setattr(error, part, _without_unknown(getattr(error, part), getattr(other, part)))
+    elif type(error) is type(other) and [type(arg) for arg in (*error.args, *other.args)] == [str, str]:
+        error.args = (_without_unknown(error.args[0], other.args[0]),)
+
+
+def _without_unknown(text: str, other: str) -> str:
+    parts, others = (re.split(r"(\d+)", one) for one in (text, other))
+    if parts[::2] != others[::2]:
+        return re.sub(rf"\b{SIZES[0]}\b", "None", text)
+    return "".join(part if part == again else "None" for part, again in zip(parts, others, strict=True))
 
 
 def _filled(shapes: Sequence[Shape], tensors: Sequence[KerasTensor], size: Any) -> list[jax.ShapeDtypeStruct]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -82,9 +83,9 @@ class BuiltModel(BuiltModule):
         self.trainer = StepRunner(self.cell, self.forward, self.choices)
 
     def compile(self, choices: CompileConfig) -> None:
-        """Set how the model is trained; create slots, unless the optimizer is the same object as before.
+        """Set how the model is trained; create slots.
 
-        An optimizer that a custom loop used on the variables of the model keeps its state.
+        An optimizer that has slots for all trained variables keeps its variables and their values.
         """
         check_not_forked()
         if choices.options.slot_memory is not None:
@@ -94,6 +95,10 @@ class BuiltModel(BuiltModule):
             return {**choices.facts(), **({} if self.trainability is None else self.trainability.facts())}
 
         check_agreement("compile", self.cell.mesh, facts)
+        before = {
+            name: (optimizer.transformation, optimizer.transformation.slots_in(self.cell))
+            for name, optimizer in self.optimizers.items()
+        }
         if self.trainability is not None:
             self.release_optimizers()
             self._follow_layers(self.trainability)
@@ -102,37 +107,47 @@ class BuiltModel(BuiltModule):
         optimizers = resolve_optimizers(choices.optimizer, self.cell.state.trainable)
         tables = resolve_tables(choices.rowwise, self.cell.graph, optimizers, choices.options.slot_memory)
         for optimizer in optimizers.values():
-            optimizer.transformation.check_free(self.cell)
-        of_loops = {name: optimizer.transformation.own_values for name, optimizer in optimizers.items()}
-        self.release_optimizers()
+            optimizer.transformation.check_free(self.cell, set(map(tree_paths.join, optimizer.parts)))
+        known: dict[str, dict[str, Variable]] = {}
         if self.choices is None or not _are_same(self.optimizers, optimizers):
-            self._warn_of_reset(optimizers)
+            for name, optimizer in optimizers.items():
+                used, slots = before.get(name, (None, {}))
+                is_same = used is not None and used == optimizer.transformation
+                known[name] = slots if is_same else optimizer.transformation.slots_in(self.cell)
+        self.release_optimizers()
+        if known:
+            steps = int(self.cell.state.step)
             self.cell.add_slots(optimizers, choices.options.slot_memory)
+            known = self._fitting(known, optimizers, steps)
         elif self.cell.slot_memory != choices.options.slot_memory:
             self.cell.move_slots(optimizers, choices.options.slot_memory)
         self.choices = dataclasses.replace(choices, optimizers=optimizers, tables=tables)
-        self._attach_optimizers(optimizers)
-        for name, values in of_loops.items():
-            optimizers[name].transformation.continue_from(values)
+        values = {name: {path: one.current() for path, one in slots.items()} for name, slots in known.items()}
+        self._attach_optimizers(optimizers, known)
+        for name, arrays in values.items():
+            optimizers[name].transformation.continue_from(arrays)
         constraints = tuple(self.variable(row.path).constraint for row in self.cell.plan.rows)
         self.cell.graph = dataclasses.replace(self.cell.graph, constraints=constraints)
         self.cell.graph.warn_of_untrained()
         self._settle(self.distribution)
 
-    def _warn_of_reset(self, optimizers: Mapping[str, Optimizer]) -> None:
-        """Warn if the state of an optimizer that was used before is lost, because it trains other variables now."""
-        before = self.optimizers
-        same = [
-            name
-            for name, optimizer in optimizers.items()
-            if name in before and _is_same(before[name], optimizer) and before[name].parts != optimizer.parts
-        ]
-        if same and (steps := int(self.cell.state.step)):
-            names = ", ".join(repr(optimizers[name].transformation.name) for name in same)
-            warn(
-                f"compile: the optimizer {names} starts again without its state after {steps} steps, because other "
-                "variables are trained than before: `trainable` of a layer has changed"
-            )
+    def _fitting(
+        self, known: Mapping[str, dict[str, Variable]], optimizers: Mapping[str, Optimizer], steps: int
+    ) -> dict[str, dict[str, Variable]]:
+        """Return the variables of optimizers whose variables fit their new states; warn of those that start again."""
+        found: dict[str, dict[str, Variable]] = {}
+        for name, variables in known.items():
+            flat, _ = jax.tree_util.tree_flatten_with_path(self.cell.state.slots[name])
+            shapes = {tree_paths.join(tree_paths.parts_of(path)): array.shape for path, array in flat}
+            if variables and all(path in variables and variables[path].shape == shapes[path] for path in shapes):
+                found[name] = {path: variables[path] for path in shapes}
+            elif variables and steps:
+                warn(
+                    f"compile: the optimizer {optimizers[name].transformation.name!r} starts again without its state "
+                    f"after {steps} steps, because it has no slots for variables that are trained now: `trainable` of "
+                    "a layer has changed"
+                )
+        return found
 
     def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:
         """Replace the layers' weights by changed ones, given their graph and plan; recompile a compiled model."""
@@ -183,19 +198,21 @@ class BuiltModel(BuiltModule):
         for optimizer in self.optimizers.values():
             optimizer.transformation.detach()
 
-    def _attach_optimizers(self, optimizers: Mapping[str, Optimizer]) -> None:
-        """Give the optimizers their state and the variables that they update."""
+    def _attach_optimizers(self, optimizers: Mapping[str, Optimizer], kept: Mapping[str, dict[str, Variable]]) -> None:
+        """Give the optimizers their state, in the variables `kept` by path, and the variables that they update."""
         self._optimizer_states.clear()
         cell, rows, state = self.cell, self.cell.state_plan.rows, self.cell.state
         numbers = jax.tree.unflatten(jax.tree.structure(state), range(len(rows)))
 
-        def create(path: str, place: int) -> Variable:
-            del path
+        def create(path: str, place: int, own: Mapping[str, Variable]) -> Variable:
             shape = jax.ShapeDtypeStruct(rows[place].shape, rows[place].dtype)
+            if path in own:
+                own[path].keep(shape)  # the cell holds the array
+                return own[path]
             known = cell.slot(place)
             return Variable.holding(shape, rows[place].path) if known is None else known
 
-        steps = create("step", numbers.step)
+        steps = create("step", numbers.step, {})
         cell.hold_slot(numbers.step, steps)
         for name, optimizer in optimizers.items():
             paths = {tree_paths.join(parts): parts for parts in optimizer.parts}
@@ -204,7 +221,8 @@ class BuiltModel(BuiltModule):
             listed = [variable for variable in self.variables() if self.path_of(variable) in paths]
             parts = [paths[self.path_of(variable)] for variable in listed]
             known_as = optimizer.transformation.name
-            slots = optimizer.transformation.in_variables(numbers.slots[name], create)
+            reuse = functools.partial(create, own=kept.get(name, {}))
+            slots = optimizer.transformation.in_variables(numbers.slots[name], reuse)
             for place, variable in zip(jax.tree.leaves(numbers.slots[name]), variables_in(slots), strict=True):
                 variable.set_metadata(keras_path=path_of_keras(known_as, rows[place].path))
                 cell.hold_slot(place, variable)

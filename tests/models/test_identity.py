@@ -23,8 +23,10 @@ class TestOptimizers:
     def test_it_is_the_object(self) -> None:
         model, _ = network()
         optimizer = optimizers.Adam(0.5)
+        iterations = optimizer.iterations
         model.compile(optimizer, "mse")
-        assert model.optimizer is optimizer
+        assert model.optimizer is optimizer and optimizer.iterations is iterations
+        del iterations
         before = optimizer.variables
         model.fit(X, Y, batch_size=4, verbose=0)
         assert all(one is other for one, other in zip(optimizer.variables, before, strict=True))
@@ -82,19 +84,65 @@ class TestOptimizers:
         optimizer = optimizers.SGD(0.5)
         optimizer.build(model.trainable_variables[:1])
         optimizer.apply([np.zeros(v.shape, np.float32) for v in model.trainable_variables[:1]])
-        with pytest.raises(ModelError, match=r"(?s)is in use.*not on all trained variables"):
+        with pytest.raises(ModelError, match=r"(?s)is in use.*1 steps, without slots for.*dense/kernel.*build\(model"):
             model.compile(optimizer, "mse")
 
     def test_one_that_trains_other_variables_than_before_warns_of_its_reset(self) -> None:
         model, layer = network()
-        optimizer = optimizers.SGD(0.5)
+        optimizer = optimizers.SGD(0.5, momentum=0.9)
         model.compile(optimizer, "mse")
+        model.train_on_batch(X, Y)
         layer.trainable = False
-        model.compile(optimizer, "mse")  # it has taken no step
+        before = {id(variable) for variable in optimizer.variables}
+        model.compile(optimizer, "mse")  # it has slots for the others
+        assert int(optimizer.iterations) == 1
+        assert {id(variable) for variable in optimizer.variables} < before
         model.train_on_batch(X, Y)
         layer.trainable = True
-        with pytest.warns(UserWarning, match=r"optimizer 'sgd' starts again .* after 1 steps.*`trainable`"):
+        with pytest.warns(UserWarning, match=r"optimizer 'sgd' starts again .* no slots .*`trainable`"):
             model.compile(optimizer, "mse")
+        assert int(optimizer.iterations) == 0
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: optimizers.Adam(0.5),
+            lambda: optimizers.SGD(0.5, momentum=0.9, gradient_accumulation_steps=2),
+            lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.5, momentum=0.9)),
+            lambda: optimizers.MultiOptimizer(
+                optimizers.OptimizerMap(optimizers.SGD(0.5, momentum=0.9), {"dense/.*": optimizers.Lion(0.5)})
+            ),
+        ],
+    )
+    def test_compile_keeps_the_variables_of_a_loop_and_their_values(self, make) -> None:
+        model, _ = network()
+        optimizer = make()
+        for _ in range(3):
+            optimizer.apply(
+                [np.full(v.shape, 0.5, np.float32) for v in model.trainable_variables], model.trainable_variables
+            )
+        before = {id(variable): variable.numpy() for variable in optimizer.variables}
+        model.compile(optimizer, "mse")
+        assert {id(variable) for variable in optimizer.variables} == before.keys()
+        for variable in optimizer.variables:
+            np.testing.assert_array_equal(variable.numpy(), before[id(variable)])
+
+    def test_layers_that_a_loop_has_trained_before_they_are_in_a_model(self) -> None:
+        layer = kd.layers.Dense(1, name="alone")
+        layer(np.ones((2, 3), np.float32))
+        optimizer = optimizers.Adam(0.5)
+        for _ in range(2):
+            optimizer.apply([np.ones(v.shape, np.float32) for v in layer.trainable_weights], layer.trainable_weights)
+        slots = {id(variable) for variable in optimizer.variables}
+        model = kd.Sequential([kd.Input((3,)), layer])
+        model.compile(optimizer, "mse")
+        assert {id(variable) for variable in optimizer.variables} == slots and int(optimizer.iterations) == 2
+
+    def test_one_that_was_built_for_other_variables_but_took_no_step(self) -> None:
+        model, _ = network()
+        optimizer = optimizers.Adam(0.5)
+        optimizer.build([kd.Variable(np.ones(2, np.float32))])
+        model.compile(optimizer, "mse")
         assert int(optimizer.iterations) == 0
 
 
