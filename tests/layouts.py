@@ -31,7 +31,7 @@ def on(name: str, rules: Mapping[str, tuple[Any, ...]] = RULES) -> kd.Distributi
     layout_map: Any = kd.LayoutMap(mesh)
     layout_map.update(rules)
     if name.startswith("fully"):
-        return kd.FullySharded(mesh, axis="data", layout_map=layout_map, strict=True)
+        return kd.FullySharded(mesh, axis="data", rules=layout_map, strict=True)
     return kd.ModelParallel(layout_map, batch_dim_name="data", strict=True)
 
 

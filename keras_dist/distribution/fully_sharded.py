@@ -42,7 +42,7 @@ class FullySharded(RuleBased):
     Args:
         device_mesh: the devices.
         axis: the mesh axis, or axes, to shard over; by default the first.
-        layout_map: rules that shard dims over other axes first.
+        rules: a `LayoutMap` of rules that shard dims over other axes first; on the same mesh.
         batch_dim_name: the mesh axis, or axes, of the batch; by default `axis`.
         min_size_bytes: smaller variables are laid out by the rules alone.
         auto_shard_dataset: whether all processes pass the same data; if not, each passes its own part, in batches.
@@ -68,7 +68,7 @@ class FullySharded(RuleBased):
         self,
         device_mesh: DeviceMesh,
         axis: BatchDimName | None = None,
-        layout_map: LayoutMap | None = None,
+        rules: LayoutMap | None = None,
         batch_dim_name: BatchDimName | None = None,
         min_size_bytes: int = 0,
         auto_shard_dataset: bool = True,
@@ -79,13 +79,13 @@ class FullySharded(RuleBased):
     ) -> None:
         device_mesh = check_mesh(device_mesh, DistributionError)
         if isinstance(axis, LayoutMap):
-            fix = "FullySharded(device_mesh, layout_map=rules)"
+            fix = "FullySharded(device_mesh, rules=rules)"
             raise DistributionError("`axis` must be a mesh axis", given="axis: a LayoutMap", fix=fix)
         first = device_mesh.axis_names[0]
         self.axis = resolve_axes("axis", first if axis is None else axis, device_mesh)
         example = 2**20
         self._min_size_bytes = check_int("min_size_bytes", min_size_bytes, 0, example=example, error=DistributionError)
-        rules = _check_same_mesh(layout_map, device_mesh)
+        rules = _check_same_mesh(rules, device_mesh)
         batch = batch_dim_name or self.axis
         super().__init__(device_mesh, rules, batch, auto_shard_dataset, strict, axis_names, sequence_axis)
 
@@ -136,12 +136,12 @@ class FullySharded(RuleBased):
         return any(own.unknown_names(self.device_mesh, self.axis_names) for own in owns if own is not None)
 
 
-def _check_same_mesh(layout_map: LayoutMap | None, mesh: DeviceMesh) -> LayoutMap:
-    if layout_map is None:
+def _check_same_mesh(rules: LayoutMap | None, mesh: DeviceMesh) -> LayoutMap:
+    if rules is None:
         return LayoutMap(mesh)
-    layout_map = LayoutMap.of(layout_map)
-    if not isinstance(layout_map, LayoutMap) or layout_map.device_mesh != mesh:  # pyright: ignore[reportUnnecessaryIsInstance]
-        summary = f"FullySharded: `layout_map` must be a LayoutMap on mesh {mesh.describe()}"
-        given = f"layout_map={layout_map!r} of type {type_name(layout_map)}"
+    rules = LayoutMap.of(rules)
+    if not isinstance(rules, LayoutMap) or rules.device_mesh != mesh:  # pyright: ignore[reportUnnecessaryIsInstance]
+        summary = f"FullySharded: `rules` must be a LayoutMap on mesh {mesh.describe()}"
+        given = f"rules={rules!r} of type {type_name(rules)}"
         raise DistributionError(summary, given=given, fix="LayoutMap(mesh) with the mesh that FullySharded gets")
-    return layout_map
+    return rules

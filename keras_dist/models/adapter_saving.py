@@ -113,8 +113,8 @@ def _in_files(
         first, *others = dict.fromkeys(map(files.rank_and_alpha, group.modules))
         found[group] = first
         if others:
-            found_here = f"of ranks and alphas {[first, *others]}"
-            problems.append(f"{group.forms[0].path} is a stack, and cannot hold layers {found_here}: load it unstacked")
+            layers = f"layers of ranks and alphas {[first, *others]}: load the model with scan=False"
+            problems.append(f"{group.forms[0].path} is a stack, and cannot hold {layers}")
         problems += [] if here is None else _other_ranks(group, first, here)
     return found
 

@@ -17,7 +17,7 @@ from flax import nnx
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import argument_error, check_number, check_optional, check_size
 from keras_dist.errors import ModelError, did_you_mean, nearest
-from keras_dist.layers import EinsumDense, Embedding
+from keras_dist.layers import EinsumDense, Embedding, MixtureOfExperts
 from keras_dist.layers.lora import Factors, LoraLayer
 from keras_dist.models.adoption import change_weights
 from keras_dist.models.runtime import Adapters
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 # graphs of Flax have no types
 
 _LISTED = 20
+
+_EXPERTS = (
+    "LoRA does not adapt experts: adapt attention, by layers='.*/(query|key|value|output)'; or train the experts "
+    "whole, without enable_lora, and set `trainable` of other layers to False"
+)
 
 OfDims = tuple[Sequence[int], Sequence[int]]
 """The dims of a weight that are dims of inputs, and of outputs."""
@@ -85,6 +90,9 @@ def _layers(session: BuiltModel) -> Iterator[Candidate]:
             kind = "embedding" if isinstance(layer, Embedding) else "convolution" if len(dims[0]) > 1 else "linear"
             kind = "linear" if isinstance(layer, EinsumDense) else kind
             yield Candidate((path, weight), weight, _reason(layer), layer, dims=dims, kind=kind)
+        elif isinstance(layer, MixtureOfExperts):
+            names = (path, *(f"{path}/experts_{part}" for part in ("gate", "up", "down")))
+            yield Candidate(names, reason=_EXPERTS)
         elif path:
             yield Candidate((path,), reason=f"{type(layer).__name__} has no weight that LoRA adapts")
 

@@ -32,7 +32,7 @@ from keras_dist.distribution.pipelining import of_whole_batches
 from keras_dist.distribution.placement import put
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.distribution.tracing import traced_in
+from keras_dist.distribution.tracing import kernels_noted, traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS, PLANNED_BY_RULE
 from keras_dist.errors import LayoutWarning, RecompileWarning
 from keras_dist.training.accumulators import Accumulator, RateAccumulator, check_names
@@ -178,7 +178,7 @@ class CompiledSteps:
         def trace(state: TrainState, arrays: Any) -> None:
             accumulators.update(step.accumulators(state, real_rows(arrays, batch.rows, self._distribution)))
 
-        with _noting(batch), of_whole_batches():
+        with _noting(batch), of_whole_batches(), kernels_noted():  # notes are of the programs, not of these
             # steps of the user that are not compiled may read values
             reads = step.may_read_values and not self._options.jit
             given = jax.tree.leaves((state, batch.arrays))

@@ -34,7 +34,7 @@ def test_the_largest_dim_that_divides_is_sharded(shape: tuple[int, ...], axes: t
 def test_the_map_comes_first(rules: kd.LayoutMap, mesh: kd.DeviceMesh) -> None:
     rules["up/kernel"] = (None, "model")
     rules["down/kernel"] = ("model", None)
-    plan = kd.FullySharded(mesh, axis="data", layout_map=rules, batch_dim_name=("data", "model")).plan(
+    plan = kd.FullySharded(mesh, axis="data", rules=rules, batch_dim_name=("data", "model")).plan(
         {"up": {"kernel": f32(8, 64), "bias": f32(64)}, "down": {"kernel": f32(64, 8)}}
     )
     assert axes_of(plan) == {"up/kernel": ("data", "model"), "up/bias": ("data",), "down/kernel": ("model", "data")}
@@ -66,13 +66,13 @@ def test_the_batch_lies_over_the_axis_by_default(mesh: kd.DeviceMesh, options: d
 def test_small_variables_stay(rules: kd.LayoutMap, mesh: kd.DeviceMesh) -> None:
     rules["by_rule"] = ("model",)
     tree = {"at": f32(256), "below": f32(248), "by_rule": f32(248), "half": jax.ShapeDtypeStruct((256,), jnp.bfloat16)}
-    plan = kd.FullySharded(mesh, layout_map=rules, min_size_bytes=1024).plan(tree)
+    plan = kd.FullySharded(mesh, rules=rules, min_size_bytes=1024).plan(tree)
     assert axes_of(plan) == {"at": ("data",), "below": (None,), "by_rule": ("model",), "half": (None,)}
 
 
 def test_parameters_are_computed_with_as_the_rules_say(rules: kd.LayoutMap, mesh: kd.DeviceMesh) -> None:
     rules["both"], rules["all"] = ("model", None), (("model", "data"), None)
-    plan = kd.FullySharded(mesh, layout_map=rules).plan({name: f32(64, 128) for name in ("both", "all", "none")})
+    plan = kd.FullySharded(mesh, rules=rules).plan({name: f32(64, 128) for name in ("both", "all", "none")})
     assert {row.path: row.compute_axes for row in plan.rows} == {
         "both": ("model", None),
         "all": ("model", None),
@@ -101,11 +101,8 @@ def test_each_device_holds_its_part() -> None:
         (lambda mesh: kd.FullySharded(mesh, axis="dta"), "or a tuple of them \\(did you mean 'data'\\?\\)"),
         (lambda mesh: kd.FullySharded(mesh, axis=("data", "data")), "`axis` must be one of"),
         (lambda mesh: kd.FullySharded(mesh, batch_dim_name="batch"), "`batch_dim_name` must be one of"),
-        (lambda mesh: kd.FullySharded(mesh, layout_map={}), "`layout_map` must be a LayoutMap on mesh"),  # type: ignore
-        (
-            lambda mesh: kd.FullySharded(mesh, layout_map=kd.LayoutMap(kd.DeviceMesh(FLAT))),
-            "must be a LayoutMap on mesh",
-        ),
+        (lambda mesh: kd.FullySharded(mesh, rules={}), "`rules` must be a LayoutMap on mesh"),  # type: ignore
+        (lambda mesh: kd.FullySharded(mesh, rules=kd.LayoutMap(kd.DeviceMesh(FLAT))), "must be a LayoutMap on mesh"),
     ],
 )
 def test_refuses_what_does_not_fit(mesh: kd.DeviceMesh, make: Any, words: str) -> None:

@@ -136,7 +136,7 @@ def strict_model_parallel(rules: kd.LayoutMap) -> kd.Distribution:
 
 
 def strict_fully_sharded(rules: kd.LayoutMap) -> kd.Distribution:
-    return kd.FullySharded(rules.device_mesh, layout_map=rules, strict=True)  # type: ignore[arg-type]
+    return kd.FullySharded(rules.device_mesh, rules=rules, strict=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("make", [strict_model_parallel, strict_fully_sharded])

@@ -177,7 +177,7 @@ class TestStrategies:
     def test_fully_sharded_over_two_axes_uses_the_one_a_rule_left_free(self):
         rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
         rules["kernel"] = (None, "model")
-        both = kd.FullySharded(rules.device_mesh, axis=("data", "model"), layout_map=rules)
+        both = kd.FullySharded(rules.device_mesh, axis=("data", "model"), rules=rules)
         assert both.plan({"kernel": shape(8, 16)}).rows[0].axes == ("data", "model")
 
     @pytest.mark.parametrize("least", ["1MB", None, -1, True])

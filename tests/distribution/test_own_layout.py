@@ -100,7 +100,7 @@ class TestNames:
         )
         axis_names = {"embed": None, "layers": ("data", "model")}
         with nnx.logical_axis_rules((("heads", "data"),)):
-            for make in (kd.ModelParallel, lambda rules, **names: kd.FullySharded(mesh, layout_map=rules, **names)):
+            for make in (kd.ModelParallel, lambda rules, **names: kd.FullySharded(mesh, rules=rules, **names)):
                 plan = make(kd.LayoutMap(mesh), axis_names=axis_names).plan(tree)
                 assert axes_of(plan) == {"a": (None, "model", "data"), "b": (("data", "model"),)}
 

@@ -143,6 +143,42 @@ def test_layers_that_differ_are_not_stacked_and_wrong_options_are_listed(tmp_pat
         dataclasses.replace(config, experts=dataclasses.replace(config.experts, dense_layers=(7,), capacity_factor=0))
 
 
+def test_all_wrong_entries_about_experts_are_listed(tmp_path):
+    def given(family, **entries):
+        document = json.loads((FOLDER / family / "config.json").read_text())
+        document = {key: value for key, value in (document | entries).items() if value != "left out"}
+        (tmp_path / "config.json").write_text(json.dumps(document))
+        return kd.pretrained.describe(tmp_path).config.experts
+
+    wrong = {"decoder_sparse_step": 0, "num_experts_per_tok": 5, "norm_topk_prob": 3}
+    for layers in ([7], [-1], ["0"], 1, "all", [True]):
+        with pytest.raises(ConfigError) as caught:
+            given("qwen3_moe", **wrong, mlp_only_layers=layers)
+        for said in ("decoder_sparse_step=0 must be a positive integer", f"mlp_only_layers={layers} must be a list of"):
+            assert said.replace("=all", "='all'") in caught.value.given
+        assert "norm_topk_prob=3 must be true or false" in caught.value.given
+    with pytest.raises(ConfigError, match=r"decoder_sparse_step='2' must.*num_experts_per_tok=5 must be at most"):
+        given("qwen3_moe", decoder_sparse_step="2", num_experts_per_tok=5)
+    with pytest.raises(ConfigError, match="num_local_experts=4 and num_experts=8 must be equal"):
+        given("qwen3_moe", num_local_experts=4, num_experts=8)
+    assert given("qwen3_moe", mlp_only_layers=[1], decoder_sparse_step="left out").dense_layers == (1,)
+    assert given("mixtral", num_local_experts="left out", num_experts=6).num_experts == 6  # an alias in transformers
+    with pytest.raises(ConfigError, match="num_local_experts=4 and num_experts=6 must be equal"):
+        given("mixtral", num_experts=6)
+    with pytest.raises(ConfigError, match="num_experts_per_tok=7 must be at most num_local_experts=6"):
+        given("mixtral", num_local_experts="left out", num_experts=6, num_experts_per_tok=7)
+
+
+def test_a_plan_with_slots_names_those_of_training_alone():
+    mesh, tokens = kd.DeviceMesh("data=2,expert=4"), np.zeros((8, 12), "int32")
+    network = functools.partial(kd.pretrained.describe, FOLDER / "mixtral", capacity_factor=0.5)
+    strategy = kd.ModelParallel(kd.pretrained.rules(FOLDER / "mixtral", mesh), ("data", "expert"))
+    report = kd.plan(network, (tokens, tokens), strategy, loss="causal_lm")
+    assert [note for note in report.kernels if "experts" in note] == [
+        "4 experts over expert, with 3 slots of each for the 12 tokens of a row"
+    ]
+
+
 def test_a_network_with_slots_is_saved(tmp_path):
     with distribution_of("one device", "mixtral", False).scope():
         model = kd.pretrained.load(FOLDER / "mixtral", capacity_factor=2.0)
@@ -154,7 +190,8 @@ def test_a_network_with_slots_is_saved(tmp_path):
 
 def test_attention_is_adapted_and_experts_are_named_as_fixed():
     model = model_on(distribution_of("one device", "mixtral", False))
-    with pytest.raises(ModelError, match="Experts has no weight that LoRA adapts"):
-        model.enable_lora(2, ".*/feed_forward")
+    for rule in (".*/feed_forward", ".*/experts.*"):
+        with pytest.raises(ModelError, match=r"LoRA does not adapt experts: adapt attention, by layers='.*'; or train"):
+            model.enable_lora(2, rule)
     model.enable_lora(2, ".*/(query|value)")
     assert {weight.path.split("/")[3] for weight in model.trainable_weights} == {"query", "value"}

@@ -49,6 +49,32 @@ def test_the_loss_curve_is_that_of_a_loop_by_hand(where, dtype, rows):
     assert expected[-1] < expected[0] - 0.3
 
 
+@pytest.mark.parametrize("where", ["data=8,model=1", "data=2,model=4", "fully data=2,model=4"])
+def test_in_bfloat16_gradients_are_as_exact_as_those_by_hand(where, rows):
+    """The first difference between the curves is here: sums in another order, of values rounded to 8 bits."""
+    with layouts.on(where, python_source.RULES).scope():
+        kd.set_random_seed(0)
+        model = python_source.decoder("mixed_bfloat16")
+    model.compile(kd.optimizers.SGD(1.0), loss="causal_lm")
+    model.build((None, python_source.LENGTH))
+    weights = {variable.path: variable.numpy() for variable in model.variables}
+    batch = jax.tree.map(lambda *leaves: np.stack(leaves), *(rows[number] for number in range(BATCH_SIZE)))
+    loss = model.train_on_batch(*batch)
+    after = {variable.path: variable.numpy() for variable in model.variables}
+    by_hands = jax.jit(jax.value_and_grad(by_hand.loss), static_argnums=2)
+    (_, exact), (expected, by_them) = (by_hands(weights, batch, dtype) for dtype in ("float32", "bfloat16"))
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+    def error(found):
+        return np.sqrt(sum(np.square(found[path] - exact[path]).sum() for path in exact))
+
+    ours, theirs = error({path: weights[path] - after[path] for path in exact}), error(by_them)
+    between = np.sqrt(sum(np.square(weights[path] - after[path] - by_them[path]).sum() for path in exact))
+    size = error({path: 0 for path in exact})
+    print(f"{where}: errors {ours / size:.2e}, by hand {theirs / size:.2e}, between them {between / size:.2e}")
+    assert 0 < ours <= 1.1 * theirs < 0.02 * size
+
+
 PROCESSES = """
 import keras_dist as kd
 from tests.pretrained import python_source

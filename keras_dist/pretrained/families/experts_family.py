@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
+from keras_dist._support.arguments import is_int
+from keras_dist.errors import shorten
 from keras_dist.interop import Joined, Linear, Permute
 from keras_dist.pretrained.families.decoder_family import DecoderFamily
+from keras_dist.pretrained.family import Document
 
 _LAYER, _EXPERTS = "model.layers.{}.mlp", "layers/{}/feed_forward/experts"
+
+NUMBER = ("num_local_experts", "num_experts")
+"""Names of one entry: `transformers` 5.24 writes the first, and earlier ones the second."""
+DENSE = ("decoder_sparse_step", "mlp_only_layers")
 
 
 class ExpertsFamily(DecoderFamily):
@@ -43,3 +50,28 @@ class ExpertsFamily(DecoderFamily):
             return self.names, self.transform
         single = {rule: name for rule, name in self.names.items() if "experts" not in rule and "router" not in rule}
         return {**single, **self.joined_names}, self.joined_transform
+
+    def _unsupported(self, document: Document) -> Iterator[str]:
+        yield from super()._unsupported(document)
+        first, second = (document.get(name) for name in NUMBER)
+        if first is not None and second is not None and first != second:
+            yield f"{NUMBER[0]}={shorten(first)} and {NUMBER[1]}={shorten(second)} must be equal"
+
+
+def dense_layers(document: Document) -> tuple[int, ...]:
+    """Return the layers without experts; none for entries that are not valid."""
+    if [*wrong_dense_layers(document)]:
+        return ()
+    step, dense = document.get(DENSE[0], 1), document.get(DENSE[1]) or ()
+    return tuple(layer for layer in range(document["num_hidden_layers"]) if (layer + 1) % step or layer in dense)
+
+
+def wrong_dense_layers(document: Document) -> Iterator[str]:
+    """Yield problems of the entries that name the layers without experts."""
+    count, step, dense = (document.get(name) for name in ("num_hidden_layers", *DENSE))
+    if DENSE[0] in document and not is_int(step, 1):
+        yield f"{DENSE[0]}={shorten(step)} must be a positive integer"
+    if not is_int(count, 1):
+        return
+    if dense is not None and not (isinstance(dense, list) and all(is_int(layer, 0, count - 1) for layer in dense)):
+        yield f"{DENSE[1]}={shorten(dense)} must be a list of layers below num_hidden_layers={count}"
