@@ -98,6 +98,7 @@ backend_environment.size_thread_pool(backend_environment.fake_device_count())
 # names of Keras in packages below the modules that define them
 missing_names.tell_place("keras_dist.mixed_precision", ("LossScaleOptimizer",), "keras_dist.optimizers")
 _OF_MODELS = ("load_model", "load_weights", "save_model", "save_weights")
+missing_names.tell_place("keras_dist.random", ("SeedGenerator",), "keras_dist.variables")
 missing_names.tell_place("keras_dist.saving", _OF_MODELS, "keras_dist.models.loading")
 
 _PACKAGES = [

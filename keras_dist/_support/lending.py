@@ -100,9 +100,6 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
     the slots of the optimizer of a model are.
     """
 
-    is_key = False
-    """Whether the variable is the state of a random generator."""
-
     __slots__ = ("_borrower", "_is_own", "_keepers", "_mesh")
 
     def _read_raw(self) -> Any:

@@ -11,11 +11,12 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from keras_dist import random
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.signatures import takes
 from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError, shorten
-from keras_dist.random.seeds import SeedGenerator, check_seed, key_of, next_key, wrap_key
+from keras_dist.random.seeds import KeySource, check_seed, key_of, next_key, wrap_key
 from keras_dist.saving.configurable import Configurable
 
 _KEYS = ("key", "rng", "rng_key", "prng_key")
@@ -64,8 +65,8 @@ class RandomInitializer(Initializer):
         ModelError: `seed` is neither of these.
     """
 
-    def __init__(self, seed: int | SeedGenerator | None = None) -> None:
-        self.seed = seed if seed is None or isinstance(seed, SeedGenerator) else check_seed(seed)
+    def __init__(self, seed: int | random.SeedGenerator | None = None) -> None:
+        self.seed = seed if seed is None or isinstance(seed, KeySource) else check_seed(seed)
 
     def choose_key(self, key: jax.Array | None) -> jax.Array:
         """Return the key of the seed, else `key`, else the next key of `keras_dist.random`."""

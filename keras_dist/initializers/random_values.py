@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
+from keras_dist import random
 from keras_dist._support.arguments import check_number, check_option
 from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError, UnknownNameError, shorten
 from keras_dist.initializers.initializer import RandomInitializer
-from keras_dist.random.seeds import SeedGenerator
 
 _DISTRIBUTIONS: dict[str, Any] = {  # Keras's names, and JAX's
     "normal": "truncated_normal",
@@ -27,7 +27,7 @@ _DISTRIBUTIONS: dict[str, Any] = {  # Keras's names, and JAX's
 class _Normal(RandomInitializer):
     _values: ClassVar[Callable[..., Any]]
 
-    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | SeedGenerator | None = None) -> None:
+    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | random.SeedGenerator | None = None) -> None:
         super().__init__(seed)
         self.mean = mean
         self.stddev = stddev
@@ -60,7 +60,9 @@ class TruncatedNormal(_Normal):
 class RandomUniform(RandomInitializer):
     """Uniform values in [minval, maxval). For `seed` see `VarianceScaling`."""
 
-    def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | SeedGenerator | None = None) -> None:
+    def __init__(
+        self, minval: float = -0.05, maxval: float = 0.05, seed: int | random.SeedGenerator | None = None
+    ) -> None:
         super().__init__(seed)
         self.minval = minval
         self.maxval = maxval
@@ -93,7 +95,7 @@ class VarianceScaling(RandomInitializer):
         scale: float = 1.0,
         mode: str = "fan_in",
         distribution: str = "truncated_normal",
-        seed: int | SeedGenerator | None = None,
+        seed: int | random.SeedGenerator | None = None,
         input_axes: Sequence[int] | None = None,
         output_axes: Sequence[int] | None = None,
     ) -> None:
@@ -140,7 +142,7 @@ class _Preset(VarianceScaling):
 
     def __init__(
         self,
-        seed: int | SeedGenerator | None = None,
+        seed: int | random.SeedGenerator | None = None,
         input_axes: Sequence[int] | None = None,
         output_axes: Sequence[int] | None = None,
     ) -> None:
@@ -195,7 +197,7 @@ class Orthogonal(RandomInitializer):
     Source: Saxe et al. 2014, arXiv:1312.6120.
     """
 
-    def __init__(self, gain: float = 1.0, seed: int | SeedGenerator | None = None) -> None:
+    def __init__(self, gain: float = 1.0, seed: int | random.SeedGenerator | None = None) -> None:
         super().__init__(seed)
         self.gain = gain
 

@@ -97,7 +97,7 @@ def shard_weights(layer: Any) -> None:
     in_keras = keras_paths(layer).weights
     for parts, weight in walk(layer):
         spec = specs.get(tree_paths.join(parts))
-        if spec is None or not isinstance(weight, Variable) or weight.keepers or weight.is_traced:
+        if spec is None or spec.role == "rng" or not isinstance(weight, Variable) or weight.keepers or weight.is_traced:
             continue
         try:
             layout = distribution.get_variable_layout(dataclasses.replace(spec, keras_path=in_keras.get(spec.path)))

@@ -24,8 +24,8 @@ from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.pipelining import Pipeline, Pipelining, current_pipelining, is_whole_batch, note_pipeline
 from keras_dist.errors import DataError, LayoutWarning, ModelError, shorten
 from keras_dist.layers.weights import walk
-from keras_dist.random.seeds import SeedState, wrap_key
-from keras_dist.variables import Variable
+from keras_dist.random.seeds import wrap_key
+from keras_dist.variables import Key, Variable
 
 if TYPE_CHECKING:
     from keras_dist.layers.layer import Layer
@@ -56,7 +56,11 @@ def pipeline_of(layer: Layer, carry: PyTree, repeats: int) -> Pipeline | None:
     step = current_pipelining()
     if step is None:
         return None
-    weights = {weight.path: parts for parts, weight in walk(layer) if isinstance(weight, Variable)}
+    weights = {
+        weight.path: parts
+        for parts, weight in walk(layer)
+        if isinstance(weight, Variable) and not isinstance(weight, Key)
+    }
     axis = step.stage_axis([*weights], 0 if repeats == 1 else 1)
     if axis is None:
         return None
@@ -240,7 +244,7 @@ def _rows_axes(step: Pipelining, axis: Axis) -> tuple[str, ...]:
 def _check_state(layer: Layer) -> None:
     """Check that a pipeline can keep the state of the layers."""
     for path, variable in walk(layer):
-        if isinstance(variable, SeedState | nnx.Param) or getattr(variable, "is_parameter", False):
+        if isinstance(variable, Key | nnx.Param) or getattr(variable, "is_parameter", False):
             continue
         summary = f"layer {layer.name!r} cannot be pipelined: it has a state that a call changes"
         fix = "use layers without statistics, such as LayerNormalization, or do not shard the leading dim"

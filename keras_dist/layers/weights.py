@@ -21,9 +21,8 @@ from keras_dist._unstable.flax_internals import attribute_order, restore_order, 
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.runtime import LayerRuntime
 from keras_dist.metrics import Metric
-from keras_dist.random.seeds import SeedState
 from keras_dist.variables import call_context
-from keras_dist.variables.variable import Owners, Variable, check_value, is_trained_by
+from keras_dist.variables.variable import Key, Owners, Variable, check_value, is_trained_by
 
 
 class ForeignWeight(Borrower):
@@ -185,7 +184,7 @@ class WeightOwner:
     def _with_states(self, weights: list[Any]) -> list[Any]:
         generators = (node for _, node in nnx.iter_graph(self) if isinstance(node, random.SeedGenerator))
         states = [generator.state for generator in generators]
-        others = [variable for _, variable in walk(self) if isinstance(variable, SeedState)]
+        others = [variable for _, variable in walk(self) if isinstance(variable, Key)]
         return [*{id(variable): variable for variable in (*weights, *states, *others)}.values()]
 
     @property

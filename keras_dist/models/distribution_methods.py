@@ -57,7 +57,7 @@ class DistributionMethods(GraphMethods):
         """
         if self._built is None and (self._is_built or has_built_parts(self)):
             return self._weights_so_far()
-        return [variable for variable in self.variables if not variable.is_key]
+        return [variable for variable in self.variables if not isinstance(variable, nnx.RngState)]
 
     def count_params(self) -> int:
         """Count the elements of all weights."""

@@ -30,14 +30,6 @@ _FROM_CONFIG = (
 _COMPILED = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "auto_scale_loss")
 
 
-class FrozenParam(nnx.Param):
-    """A trainable weight in a frozen layer."""
-
-
-class KerasStatistic(nnx.Variable):
-    """A weight that is not trained by gradients, such as a moving mean."""
-
-
 class KerasVariables(nnx.Module):
     """The variables of a Keras model, nested by the names in their paths."""
 
@@ -212,14 +204,14 @@ def _as_nnx(variable: Any, is_weight: bool) -> nnx.Variable:
     if _is_seed(variable):
         return nnx.RngState(value, tag="seed_generator_state")
     if not is_weight:
-        return KerasStatistic(value)
-    return (nnx.Param if variable.trainable else FrozenParam)(value, constraint=variable.constraint)
+        return nnx.Variable(value)
+    return nnx.Param(value, constraint=variable.constraint, is_frozen=not variable.trainable)
 
 
 def is_trained(path: Any, variable: Any) -> bool:
     """Return whether a variable is trained; an NNX filter."""
     del path
-    return isinstance(variable, nnx.Param) and not isinstance(variable, FrozenParam)
+    return isinstance(variable, nnx.Param) and not variable.get_metadata("is_frozen")
 
 
 def _is_seed(variable: Any) -> bool:

@@ -26,12 +26,12 @@ from keras_dist.random.functions import (
     truncated_normal,
     uniform,
 )
-from keras_dist.random.seeds import SeedGenerator, set_random_seed
 from keras_dist.random.seeds import check_seed as check_seed
 from keras_dist.random.seeds import current_seed as current_seed
 from keras_dist.random.seeds import key_stream as key_stream
 from keras_dist.random.seeds import next_key as next_key
 from keras_dist.random.seeds import next_seed as next_seed
+from keras_dist.random.seeds import set_random_seed
 
 __all__ = [
     "SeedGenerator",
@@ -48,5 +48,10 @@ __all__ = [
     "uniform",
 ]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from keras_dist.variables import SeedGenerator
+else:
     __getattr__ = missing_from(__name__)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

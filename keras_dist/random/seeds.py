@@ -1,4 +1,4 @@
-"""Seeds and keys: the seed of the process, keys of initial values, and `SeedGenerator`."""
+"""Seeds and keys: the seed of the process, keys of initial values, and keys of the argument `seed`."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
@@ -15,14 +15,9 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from keras_dist._support.arguments import check_int
-from keras_dist._support.array_operators import value_of
 from keras_dist._support.context_variables import with_value
-from keras_dist._support.lending import Lendable
-from keras_dist._support.stateless_scope import current_scope
-from keras_dist._unstable.flax_internals import TraceError
 from keras_dist._unstable.jax_internals import is_key_dtype, is_traced
 from keras_dist.errors import ModelError
 
@@ -110,101 +105,21 @@ def key_stream(key: jax.Array) -> contextlib.AbstractContextManager[object]:
     return with_value(_stream, (jax.random.fold_in(key, count) for count in itertools.count()))
 
 
-class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
-    """The state `[seed, draws]` of a generator, with the attributes of a Keras variable."""
+class KeySource:
+    """Base of `SeedGenerator`, which `keras_dist.variables` defines: it owns a variable."""
 
-    trainable = False
-    is_key = True
-    constraint = None
-    name = "seed_generator_state"
+    seed: int | None
 
-    @property
-    def path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The path in a model, or else the name."""
-        keeper = next(iter(self.keepers), None)
-        return self.name if keeper is None else keeper.path_of(self) or self.name
-
-    def _read(self) -> Any:
-        return self.get_value()
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.value[index] if current_scope() is not None else self.get_value(index=index)
-
-    def _checked(self, value: Any) -> jax.Array:
-        return jnp.asarray(value_of(value), jnp.uint32)
-
-    def _write(self, value: jax.Array) -> jax.Array:
-        self[...] = value
-        return value
-
-    def __repr__(self) -> str:
-        return f"<SeedState path={self.path}, value={self._shown}>"
-
-
-class SeedGenerator(nnx.Module):
-    """A stream of random keys whose position is a variable; layers that draw random numbers own one.
-
-    Args:
-        seed: an integer, 0 <= seed < 2**32, or None for a seed derived from the seed of the model.
-        name: by default "seed_generator"; not part of paths.
-
-    Attributes:
-        seed_generator_state: `[seed, draws]`, uint32, created with the layer that owns the generator.
-
-    Raises:
-        ModelError: `seed` is not such an integer.
-    """
-
-    def __init__(self, seed: int | None = None, name: str | None = None) -> None:
-        self.name = name or "seed_generator"
-        self.seed = None if seed is None else check_seed(seed)
-
-    @property
-    def state(self) -> Any:
-        """The variable `[seed, draws]`, created at its first use, which must not be in a compiled function."""
-        if not hasattr(self, "seed_generator_state"):
-            first = jax.random.bits(unseeded_key(), (), jnp.uint32) if self.seed is None else jnp.uint32(self.seed)
-            self.seed_generator_state = SeedState(jnp.stack([first, jnp.uint32(0)]), tag="seed_generator_state")
-        return self.seed_generator_state
-
-    def next(self, ordered: bool = True) -> jax.Array:
-        """Return the next key `[seed, draws]` in uint32, as Keras and functions of `jax.random` use it.
-
-        Args:
-            ordered: unused, as in Keras on JAX.
-
-        Raises:
-            ModelError: the call is in a compiled function that does not own the generator. Each call of the function
-                would draw the same numbers.
-        """
-        del ordered
-        try:
-            state = self.state
-            words = jnp.array(state[...], copy=True)  # a later step donates the state
-            after = state[...] + jnp.array([0, 1], jnp.uint32)
-            state[...] = after
-        except (TraceError, jax.errors.TracerArrayConversionError) as error:
-            summary = "a SeedGenerator is drawn from inside a compiled function that does not own it"
-            given = f"a generator of seed {self.seed} that was made outside of jax.jit or the like"
-            fix = "pass generator.next() to the function; in a layer self.seed_generator = SeedGenerator() in __init__"
-            raise ModelError(summary, given=given, fix=fix) from error
-        return words
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {"seed": self.seed, "name": self.name}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SeedGenerator:
-        """Return a generator at its initial position."""
-        return cls(**config)
+    def next(self) -> jax.Array:
+        """Return the next key `[seed, draws]` in uint32."""
+        raise NotImplementedError
 
 
 def key_of(seed: Any) -> jax.Array:
     """Return the typed PRNG key of the argument `seed` of random functions, which may be a PRNG key itself."""
     if seed is None:
         return unseeded_key()
-    if isinstance(seed, SeedGenerator):
+    if isinstance(seed, KeySource):
         return wrap_key(seed.next())
     if isinstance(seed, jax.Array) and is_key_dtype(seed.dtype) and not seed.shape:
         return seed

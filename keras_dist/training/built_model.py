@@ -11,7 +11,6 @@ import jax
 from flax import nnx
 
 from keras_dist._support import tree_paths
-from keras_dist._support.lending import Lendable
 from keras_dist._support.located_warnings import warn
 from keras_dist.distribution.devices import check_memory_kind, check_not_forked
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement
@@ -172,13 +171,15 @@ class BuiltModel(BuiltModule):
         self._indexed, self._order = None, []
         for parts, variable, owners in walk_owned(self.model):
             path = self.cell.path_of(variable)
-            if path is None and not isinstance(variable, nnx.RngState):
+            if path is None:
+                if isinstance(variable, nnx.RngState):
+                    continue
                 raise _of_a_structure(parts, variable)
-            if isinstance(variable, Variable) and variable.keepers[0] is self.cell:
-                variable.belong_to(owners, path or "")
-            elif path is not None and not isinstance(variable, Lendable):
+            if not isinstance(variable, Variable):
                 self.cell.variable(path).belong_to(owners, path)
-            if path is not None and not isinstance(variable, nnx.RngState):
+            elif variable.keepers[0] is self.cell:
+                variable.belong_to(owners, path)
+            if not isinstance(variable, nnx.RngState):
                 self._order.append(path)
 
     def _follow_layers(self, trainability: TrainableFlags) -> None:

@@ -7,7 +7,7 @@ import contextvars
 import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -150,9 +150,10 @@ class Variable(Lendable):
         )
 
     @classmethod
-    def holding(cls, value: jax.Array | jax.ShapeDtypeStruct, path: str, name: str | None = None) -> Variable:
-        """Create a variable of an array, without a copy, or of a shape; `lend_for_good` must follow."""
-        variable = Statistic.__new__(Statistic)
+    def holding(cls, value: jax.Array | jax.ShapeDtypeStruct, path: str, name: str | None = None) -> Self:
+        """Create a variable of an array, without a copy, or of a shape, whose array a borrower has."""
+        kind: Any = Statistic if cls is Variable else cls
+        variable = kind.__new__(kind)
         variable._begin(value, path, name or path.rpartition("/")[2])
         return variable
 
@@ -345,10 +346,8 @@ class Frozen(Variable):
     is_parameter = True
 
 
-class Key(Variable):
-    """The state of a random generator in a foreign module."""
-
-    is_key = True
+class Key(Variable, nnx.RngState):
+    """The state of a random generator."""
 
 
 class Statistic(Variable):

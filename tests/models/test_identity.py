@@ -2,8 +2,10 @@
 
 import copy
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 import keras_dist as kd
 from keras_dist import layers, optimizers
@@ -173,3 +175,27 @@ class TestWeightDecay:
         model.fit(X, Y, verbose=0)
         expected = {"bias/kernel": 0.75, "bias/bias": 1, "bias_head/kernel": 1, "bias_head/bias": 1}
         assert {weight.path: weight.numpy().max() for weight in model.weights} == expected
+
+
+def test_the_state_of_a_generator_is_one_variable(tmp_path) -> None:
+    layer = layers.Dropout(0.5, seed=3)
+    state = layer.seed_generator.state
+    model = kd.Sequential([kd.Input((2,)), layer, layers.Dense(1)])
+
+    def check(draws: int) -> None:
+        assert layer.seed_generator.state is state and layer.variables == [state]
+        assert [variable for variable in model.variables if isinstance(variable, nnx.RngState)] == [state]
+        assert not any(weight is state for weight in model.weights)
+        assert state.path == "dropout/seed_generator/seed_generator_state"
+        for found in (state, *jax.tree.leaves(nnx.state(model, nnx.RngState))):
+            np.testing.assert_array_equal(found, [3, draws])
+
+    model.compile("sgd", "mse")
+    check(0)
+    model.fit(X, Y, batch_size=4, verbose=0)
+    check(2)
+    model.save_weights(tmp_path / "w.weights.h5")
+    model.fit(X, Y, batch_size=4, verbose=0)
+    check(4)
+    model.load_weights(tmp_path / "w.weights.h5")  # these files have no states of generators
+    check(4)

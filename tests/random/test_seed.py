@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import keras_dist as kd
 from keras_dist import random
@@ -164,3 +165,35 @@ def test_a_key_is_two_numbers_as_in_keras_which_jax_takes():
     np.testing.assert_array_equal([first, second], [[3, 0], [3, 1]])
     assert first.dtype == "uint32"
     np.testing.assert_array_equal(jax.random.normal(second, (2,)), random.normal((2,), seed=second))
+
+
+def test_the_state_of_a_generator_is_a_variable():
+    generator = random.SeedGenerator(7)
+    state = generator.state
+    assert isinstance(state, kd.Variable) and isinstance(state, nnx.RngState)
+    assert (state.name, state.path, state.tag) == ("seed_generator_state",) * 3
+    assert (state.shape, state.dtype, state.trainable, state.constraint) == ((2,), "uint32", False, None)
+    state.assign(np.array([3, 5]))
+    np.testing.assert_array_equal(generator.next(), [3, 5])
+    assert generator.state is state
+    with pytest.raises(ModelError, match="the shape differs"):
+        state.assign(1)
+    (found,) = jax.tree.leaves(nnx.state(generator, nnx.RngState))
+    np.testing.assert_array_equal(found, [3, 6])
+    assert not jax.tree.leaves(nnx.state(generator, nnx.Not(nnx.RngState)))
+
+
+def test_saved_files_find_generators_in_their_package():
+    config = kd.saving.serialize_keras_object(random.SeedGenerator(7))
+    assert config["module"] == "keras_dist.random" and "SeedGenerator" in dir(random)
+    assert kd.saving.deserialize_keras_object(config).seed == 7
+
+
+def test_a_state_outside_of_models_stays_where_it_is():
+    layer, inputs = kd.layers.Dropout(0.5, seed=3), jax.device_put(np.ones((8, 2), "f4"), jax.devices()[1])
+    with kd.DataParallel().scope():
+        layer(inputs, training=True)
+        layer(inputs, training=True)
+    state = layer.seed_generator.state
+    assert state.value.is_fully_addressable and len(state.value.devices()) == 1
+    np.testing.assert_array_equal(state, [3, 2])
