@@ -186,6 +186,7 @@ def test_the_state_of_a_generator_is_one_variable(tmp_path) -> None:
         assert layer.seed_generator.state is state and layer.variables == [state]
         assert [variable for variable in model.variables if isinstance(variable, nnx.RngState)] == [state]
         assert not any(weight is state for weight in model.weights)
+        assert all(isinstance(variable, kd.Variable) for variable in model.variables)
         assert state.path == "dropout/seed_generator/seed_generator_state"
         for found in (state, *jax.tree.leaves(nnx.state(model, nnx.RngState))):
             np.testing.assert_array_equal(found, [3, draws])

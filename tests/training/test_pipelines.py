@@ -126,6 +126,11 @@ def test_dropout_is_equal_on_all_meshes():
     assert not np.allclose(train("data=2,stage=4", micro_batches=4), expected, rtol=1e-3), "other numbers are drawn"
 
 
+def test_states_of_generators_are_no_weights_of_a_circular_pipeline():
+    model = model_on(CIRCULAR, make=lambda: block(layers.Dropout(0.5)), repeats=2)
+    assert np.isfinite(model.evaluate(X, Y, batch_size=16, verbose=0))
+
+
 def test_losses_of_layers_are_averaged_over_micro_batches():
     class Penalty(layers.Layer):
         def call(self, inputs):
