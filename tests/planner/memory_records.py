@@ -100,7 +100,7 @@ code of `keras-dist plan` is 1 for a step that does not fit, and 4 where this is
 
 - XLA for CPUs runs operations breadth first: it gathers weights, and copies the constants that loops and scatters fill,
   early. The estimate is the larger one of this order and program order.
-- XLA for CPUs keeps what reductions and other operations read. It stores results in place of arrays of equal shape only.
+- XLA for CPUs keeps what reductions and other operations read. It stores results in place of equal shapes only.
 
 It does not model the 128 MiB of VMEM, in which XLA for TPUs keeps arrays: small programs need less HBM than estimated.
 On CPUs it does not model that XLA joins reductions of gradients. CPU devices have no memory limit, so no verdict
