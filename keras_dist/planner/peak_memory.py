@@ -82,6 +82,7 @@ class _Simulation:
         self._index = {operation: index for index, operation in enumerate(block.operations)}
         self._sinks: dict[Value, set[Operation]] = {}
         self._is_kept: dict[Value, bool] = {}
+        self._known_inside: dict[Operation, int] = {}
         self._joined = _joined_to_products(block) if self._is_tpu else frozenset[Value]()
         for operation in reversed(block.operations):
             for result in operation.results:
@@ -291,7 +292,10 @@ class _Simulation:
 
     def _inside(self, operation: Operation) -> int:
         """Return the bytes that are live only while an operation runs."""
-        return max((_Simulation(block, self._platform).run() for block in operation.blocks), default=0)
+        if operation not in self._known_inside:
+            peaks = (_Simulation(block, self._platform).run() for block in operation.blocks)
+            self._known_inside[operation] = max(peaks, default=0)
+        return self._known_inside[operation]
 
 
 def _scattered_into(operation: Operation) -> Value | None:
