@@ -207,7 +207,8 @@ class _Search:
 
     def _batches(self, layouts: Layouts, axes: Sequence[str]) -> Iterator[Layouts]:
         now = layouts[self._batch[0].path][0]
-        for axis in (axis for axis in axes if axis not in axis_tuple(now)):
+        used = {axis for row in self._batch for entry in layouts[row.path] for axis in axis_tuple(entry)}
+        for axis in (axis for axis in axes if axis not in used):
             for entry in dict.fromkeys((axis, _joined(now, axis))):
                 if not any(row.shape[0] % self._shards(entry) for row in self._batch):
                     yield {row.path: (entry, *layouts[row.path][1:]) for row in self._batch}

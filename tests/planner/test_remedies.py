@@ -132,6 +132,15 @@ def test_a_batch_is_sharded_over_an_axis_that_only_experts_use():
     assert restored.batch_dim_name == ("data", "expert") and not of_experts(restored, rows=256).problems
 
 
+def test_no_axis_is_tried_twice_in_the_layout_of_a_batch():
+    rules = {"input/x": (None, "model"), "up/kernel": (None, None)}
+    mlp = [kd.layers.Dense(size, name=name) for size, name in ((256, "up"), (64, "down"))]
+    x = np.zeros((8, 64), "float32")
+    found = kd.plan(kd.Sequential([kd.Input((64,)), *mlp]), (x, x), distribution(rules), "sgd", "mse")
+    assert found.batch.row("input/x").axes[1] == "model"
+    assert "repeated" in {problem.kind for problem in found.problems}
+
+
 def test_code_keeps_the_axis_of_positions():
     traced = program(distribution(GOOD, sequence_axis="model"))
     search = remedies._Search(traced, propagate(traced.lowered))
