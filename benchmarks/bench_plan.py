@@ -1,4 +1,4 @@
-"""What planning takes, and how right it is: decoders of up to 70 billion parameters for up to 1,024 chips.
+"""What planning takes, and how right it is: decoders of up to 405 billion parameters for up to 1,024 chips.
 
 Each is planned in a fresh process. The aims are seconds and bytes, and ratios are to them; what is propagated is
 compared with what is compiled for TPUs. Without libtpu (the extra `tpu`) nothing is compiled.
@@ -24,14 +24,21 @@ from benchmarks import measure as m
 GIB = 2**30
 MODEL_AXIS = 4
 SMALL = decoders.Sizes(layers=12, embed=1536, mlp=6144, heads=16, kv_heads=16, vocab=32000)
-SIZES = {"tiny": decoders.TINY, "0.4B": SMALL, "8B": decoders.DECODER_8B, "70B": decoders.DECODER_70B}
-LENGTHS = {"tiny": 16, "0.4B": 1024, "8B": 4096, "70B": 4096}
+SIZES = {
+    "tiny": decoders.TINY,
+    "0.4B": SMALL,
+    "8B": decoders.DECODER_8B,
+    "70B": decoders.DECODER_70B,
+    "405B": decoders.DECODER_405B,
+}
+LENGTHS = {"tiny": 16, "0.4B": 1024, "8B": 4096, "70B": 4096, "405B": 4096}
 SCREENED: tuple[dict[str, Any], ...] = ({"batch": "data"}, {"batch": "data", "mlp": "model"})
 AIMS = (
     ("8B", "v5p:8x8x16", "propagate", 15),
     ("8B", "v5p:8x8x16", "screen", 1),
     ("70B", "v5p:4x8x8", "propagate", 20),
     ("70B", "v5p:8x8x16", "propagate", 20),
+    ("405B", "v5p:8x8x16", "propagate", 2),
     ("70B", "v5p:4x8x8", "compile", 120),
     ("70B", "v5p:8x8x16", "compile", 120),
     ("0.4B", "v5e:2x4", "compile", None),
@@ -51,7 +58,7 @@ def planned(size: str, target: str, what: str) -> dict[str, Any]:
     """What it takes to plan a decoder, and what is found.
 
     Args:
-        size: that of 8B is unrolled, the others are scanned, their weights fully sharded if they are 70B.
+        size: that of 8B is unrolled, the others are scanned, their weights fully sharded from 70B on.
         target: the machine.
         what: `propagate` it, `compile` it, too; or `screen` it under layouts, of which those after the first count.
 
@@ -74,7 +81,7 @@ def planned(size: str, target: str, what: str) -> dict[str, Any]:
         return taken
     mesh = kd.DeviceMesh(axes, devices=kd.planner.devices(target, shape))
     rules = decoders.megatron(kd.LayoutMap(mesh), scanned=is_scanned)
-    distribution = kd.FullySharded(mesh, "data", rules) if size == "70B" else kd.ModelParallel(rules, "data")
+    distribution = kd.FullySharded(mesh, "data", rules) if size in ("70B", "405B") else kd.ModelParallel(rules, "data")
     started = _clocks()
     report = kd.plan(factory, (tokens, tokens), distribution, *step, target, compiles=what == "compile")
     verdict = report.verdict

@@ -1,4 +1,4 @@
-"""Decoders of the size that is planned and not run here: 8 and 70 billion parameters, unrolled and scanned."""
+"""Decoders of the size that is planned and not run here: 8, 70 and 405 billion parameters, unrolled and scanned."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Sizes:
 
 DECODER_8B = Sizes(layers=48, embed=3584, mlp=10752, heads=28, kv_heads=7, vocab=128256)
 DECODER_70B = Sizes(layers=80, embed=8192, mlp=28672, heads=64, kv_heads=8, vocab=128256)
+DECODER_405B = Sizes(layers=126, embed=16384, mlp=53248, heads=128, kv_heads=8, vocab=128256)
 TINY = Sizes(layers=2, embed=64, mlp=192, heads=8, kv_heads=4, vocab=256)
 
 

@@ -8,6 +8,7 @@ import pathlib
 import pkgutil
 import re
 import socket
+import subprocess
 import textwrap
 import tomllib
 
@@ -154,6 +155,25 @@ def test_commands_that_pages_show_have_these_options():
     for name, command, rest in shown:
         options = {*re.findall(r"(?<= )--[a-z][\w-]*", re.split(r" -- | #", rest)[0])}
         assert command in known and options <= known[command], (name, command, options - known.get(command, set()))
+
+
+UNTRIED = re.compile(r"^\$ (?:sbatch|kubectl|gcloud|mpirun) ", re.MULTILINE)
+
+
+@pytest.mark.multiprocess
+def test_shell_blocks_are_bash_and_pages_say_which_commands_were_not_run():
+    untried = 0
+    for page in [ROOT / "README.md", *PAGES]:
+        text = page.read_text()
+        for block in blocks(text, "(?:console|bash|sh|shell)"):
+            typed = re.findall(r"^\$ (.*)$", block, re.MULTILINE)
+            done = subprocess.run(
+                ["bash", "-n"], input="\n".join(typed) or block, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, (page.name, done.stderr)
+            untried += bool(UNTRIED.search(block))
+            assert not UNTRIED.search(block) or re.search(r"have\s+not been run on such machines", text), page.name
+    assert untried > 2
 
 
 def test_the_readme_is_two_screens():

@@ -67,7 +67,7 @@ def launch(
     """
     place = NodePosition.resolve(nodes, node_rank, coordinator)
     if script != "-m" and not pathlib.Path(script).is_file():
-        raise typer.BadParameter(f"expected a Python file, got {script!r}", param_hint="SCRIPT")
+        raise typer.BadParameter(f"{script!r} is not a file in {str(pathlib.Path.cwd())!r}", param_hint="SCRIPT")
     job = Job(
         [script, *(arguments or ())],
         processes,

@@ -9,13 +9,14 @@ whose `build` makes arrays or foreign modules cannot be without arrays: it adopt
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist import random
 from keras_dist._support import tree_paths
 from keras_dist._support.lending import Borrower, Lendable
 from keras_dist._support.types import ArrayLike
@@ -48,6 +49,7 @@ class DeferredWeights(Borrower):
 
     def __init__(self, layer: Layer, before: list[tuple[nnx.Pytree, dict[str, Any]]], made: list[Any]) -> None:
         self.layer = layer
+        self.check: Callable[[], None] = lambda: None  # raises while a model awaits its layout from `AutoParallel`
         self.changes: list[tuple[Any, dict[str, tuple[Any, Any]]]] = []
         for node, attributes in before:
             found = {name: (attributes.get(name, MISSING), value) for name, value in vars(node).items()}
@@ -69,6 +71,11 @@ class DeferredWeights(Borrower):
 
     def create(self, *args: Any, **kwargs: Any) -> None:
         """Create the arrays of the layer alone, for these arguments, or as it was called first."""
+        self.check()
+        self.create_part(*args, **kwargs)
+
+    def create_part(self, *args: Any, **kwargs: Any) -> None:
+        """Create the arrays of the layer alone, also for a model that contains only a part of the layer."""
         self.layer._check_same_trace(is_alone=call_context.current() is None)
         with as_before_building(self.layer):
             copy: Any = copy_of(self.layer, lambda array: array)
@@ -141,8 +148,7 @@ def defining(layer: Layer) -> Iterator[None]:
     """Context manager of a call on symbolic tensors: the layer adopts what building makes in the traced copy."""
     runtime = layer._runtime
     is_model = hasattr(type(layer).build, "creates_weights")
-    is_ready = layer._is_built or layer._needs_no_building()
-    if is_model or is_ready or is_block() or not trace_state_of(layer).is_valid():
+    if is_model or layer._is_built or has_variables(layer) or is_block() or not trace_state_of(layer).is_valid():
         yield
         return
     runtime.copies = []
@@ -155,6 +161,13 @@ def defining(layer: Layer) -> Iterator[None]:
     shapes = [[node.shape for node in nodes or () if isinstance(node, Lendable)] for nodes in made]
     if made and made[-1] is not None and shapes[0] == shapes[-1]:  # else a weight has the size of an unknown dim
         _adopt(layer, copies[-1], made[-1])
+
+
+def has_variables(layer: Layer) -> bool:
+    """Whether a layer has all of its own variables, with or without arrays."""
+    generators = [value for value in vars(layer).values() if isinstance(value, random.SeedGenerator)]
+    is_ready = layer._is_built or layer._needs_no_building()
+    return is_ready and all(hasattr(one, "seed_generator_state") for one in generators)
 
 
 def _made_in(layer: Layer, copy: Any) -> list[Any] | None:
@@ -197,14 +210,14 @@ def create_parts(module: nnx.Module) -> None:
     nodes = {id(node): node for node in nodes_in(module)}
     for one in deferred_in(module):
         if id(one.layer) not in nodes:
-            one.create()
+            one.create_part()
     for node in nodes.values():
         for value in vars(node).values() if isinstance(node, HasRuntime) else ():
             one = value.borrower if isinstance(value, Lendable) else None
             if not isinstance(one, DeferredWeights) or node._runtime.deferred is one:
                 continue
             if all(node is not other for other in nodes_in(one.layer)):
-                one.create()
+                one.create_part()
 
 
 @contextlib.contextmanager

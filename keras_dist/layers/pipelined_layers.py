@@ -67,13 +67,12 @@ def pipeline_of(layer: Layer, carry: PyTree, repeats: int) -> Pipeline | None:
     path, parts = next(iter(weights.items()))
     path = path.removesuffix(tree_paths.join(parts)).rstrip("/")
     count, shards = step.micro_batches, step.mesh.axis_size(_rows_axes(step, axis))
-    if count is None and set(axis_tuple(axis)) & set(step.batch_axes):
-        return None  # gathered layer by layer, as under FullySharded
     if count is None:
         note_pipeline(Pipeline(path, axis, step.mesh.axis_size(axis), 0, repeats))
         said = f"{path!r} is sharded over {axis!r} along its layers, and `compile` has no `micro_batches`"
         fix = "For a pipeline compile(..., micro_batches=8)"
-        warn(f"{said}: each device gathers and computes all layers. {fix}", LayoutWarning)
+        more = "" if set(axis_tuple(axis)) & set(step.batch_axes) else " and computes"
+        warn(f"{said}: each device gathers{more} all layers. {fix}", LayoutWarning)
         return None
     rows = jax.tree.leaves(carry)[0].shape[0]
     if is_whole_batch() and rows % (count * shards):

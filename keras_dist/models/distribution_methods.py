@@ -13,9 +13,12 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
+from keras_dist.layers.deferred_weights import has_variables
 from keras_dist.layers.module_precision import follow
 from keras_dist.layers.names import layers_in
 from keras_dist.models.graph_methods import GraphMethods
+from keras_dist.models.initialization import plan_before_search
+from keras_dist.training.naming import layers_below
 from keras_dist.training.optimization import apply_gradients
 from keras_dist.training.train_state import TrainState
 
@@ -35,13 +38,20 @@ def has_built_parts(model: Layer) -> bool:
     return bool(layers) and all(layer.built or has_built_parts(layer) for layer in layers)
 
 
+def has_deferred_parts(model: DistributionMethods) -> bool:
+    """Whether the layers have all variables of a model with known inputs that awaits its layout from `AutoParallel`."""
+    is_awaiting = model._awaits_layout is not None and model._graph is not None
+    layers = (layer for _, layer in layers_below(model) if not hasattr(type(layer).build, "creates_weights"))
+    return is_awaiting and all(map(has_variables, layers))
+
+
 class DistributionMethods(GraphMethods):
     """The methods of `Model` for its variables, its state and their layouts."""
 
     @property
     def variables(self) -> list[Any]:
         """All variables: the weights and the states of random generators."""
-        if self._built is None and (self._is_built or has_built_parts(self)):
+        if self._is_listed_by_layers:
             return self._with_states(self._weights_so_far())
         session = self._with_weights()
         return [*session.variables(), *session.generators()]
@@ -50,18 +60,26 @@ class DistributionMethods(GraphMethods):
     def weights(self) -> list[Any]:
         """The weights in Keras's order, without keys of random streams.
 
-        A subclass that was not called yet has the weights of its layers, if all of them are built.
+        A subclass that was not called yet has the weights of its layers, if all of them are built. Under
+        `AutoParallel`, the weights of a model that knows its inputs are deferred variables until `fit`.
 
         Raises:
             ModelError: the weights do not exist yet.
+            DistributionError: `AutoParallel` has no layout yet, and a layer cannot be without arrays.
         """
-        if self._built is None and (self._is_built or has_built_parts(self)):
+        if self._is_listed_by_layers:
             return self._weights_so_far()
         return [variable for variable in self.variables if not isinstance(variable, nnx.RngState)]
 
+    @property
+    def _is_listed_by_layers(self) -> bool:
+        return self._built is None and (self._is_built or has_built_parts(self) or has_deferred_parts(self))
+
     def count_params(self) -> int:
         """Count the elements of all weights."""
-        return sum(int(np.prod(weight.shape)) for weight in self.weights)
+        plan = plan_before_search(self)
+        counted = self.weights if plan is None else [row for row in plan.rows if row.role != "rng"]
+        return sum(int(np.prod(one.shape)) for one in counted)
 
     @property
     def state(self) -> TrainState:

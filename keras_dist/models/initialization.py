@@ -22,6 +22,8 @@ from keras_dist._support.signatures import keywords_taken
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.jobs.consistency import facts_of_config
+from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
@@ -40,6 +42,7 @@ from keras_dist.models.model_distribution import (
     distribution_of_layers,
     explaining_one_device,
     initial_state,
+    no_layout_yet,
     place_of,
 )
 from keras_dist.models.runtime import ModelRuntime
@@ -103,6 +106,8 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     named_layers(model)
     runtime = model._runtime
     chosen = current_distribution() if runtime.made_under is None else runtime.made_under
+    if chosen is not None and chosen.is_searched:
+        raise no_layout_yet(f"model {model.name!r}, whose weights are created")
     seed, traced = random.next_seed(), _traced_layers(model, (args, kwargs), chosen)
     graph, distribution = traced.graph, traced.distribution
     with explaining_one_device(is_placed=traced.is_placed):
@@ -320,6 +325,16 @@ def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None)
     arguments = _symbols_of_call(model, (x,), {}) if model._graph is None else ((model._graph.on_devices.inputs,), {})
     traced = _traced_layers(model, arguments, asked)
     return Forward(traced.graph, None, traced.distribution, random.current_seed(), _compute_loss, remat)
+
+
+def plan_before_search(model: StepMethods) -> LayoutPlan | None:
+    """Return a plan of a model that awaits its layout, with replicated weights; None for others, or without inputs."""
+    searched = model._awaits_layout
+    if searched is None or (model._runtime.source is None and model._graph is None):
+        return None
+    distribution = ModelParallel(LayoutMap(searched.device_mesh))
+    graph = forward_of(model, None, distribution).graph
+    return distribution.plan_variables(graph.specs, graph.treedef)
 
 
 def weights_checked(check: Callable[[Sequence[VariableSpec]], None]) -> contextlib.AbstractContextManager[object]:

@@ -52,6 +52,7 @@ def _then_create_weights(init: Callable[..., None]) -> Callable[..., None]:
         named_layers(self)
         if self._graph is not None and self._awaits_layout is None and not is_block():
             self._with_weights()
+        self._await_layout()
 
     return outermost
 

@@ -147,6 +147,13 @@ def find_layout(model: Trainer, examples: Examples) -> None:
         runtime.choices = dataclasses.replace(runtime.choices, remat=resolve_remat(found.best.remat))
 
 
+def no_layout_yet(given: str) -> DistributionError:
+    """Return the error for values of a model whose layout `AutoParallel` has not found yet."""
+    summary = "AutoParallel has no layout yet: it finds one in `fit`, with the first batch"
+    fix = "call fit first; or make the model under distribution.search(model, (x, y)).distribution"
+    return DistributionError(summary, given=given, fix=fix)
+
+
 def distribution_of_layers(model: nnx.Module) -> Distribution | None:
     """Return the distribution on the mesh of the `layout` arguments of layers; None without such layouts."""
     return _distribution_of(

@@ -16,12 +16,12 @@ from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.jobs.consistency import check_agreement, facts_of_config, facts_of_plan, facts_of_values
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
-from keras_dist.errors import DistributionError, ModelError, with_type
+from keras_dist.errors import ModelError, with_type
 from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.layers.other_frameworks import check_is_no_function, check_is_ours
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.keras_models import KerasModel, added_loss, is_trained
-from keras_dist.models.model_distribution import distribution_now, initial_state, place_of
+from keras_dist.models.model_distribution import distribution_now, initial_state, no_layout_yet, place_of
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
 from keras_dist.training.state_cell import StateCell
@@ -75,9 +75,7 @@ class ModuleSource:
         """Create the weights under a distribution, by default on the first device."""
         check_not_forked()
         if asked is not None and asked.is_searched:
-            summary = "AutoParallel has no layout yet: it finds one in `fit`, with the first batch"
-            fix = "call fit first; or make the model under distribution.search(model, (x, y)).distribution"
-            raise DistributionError(summary, given="a model of from_nnx or from_keras that has seen no batch", fix=fix)
+            raise no_layout_yet("a model of from_nnx or from_keras that has seen no batch")
         seed = random.next_seed() if self.seed is None else self.seed
         graph, state_or_init, found = self._traced(asked)
         distribution = distribution_now(found)

@@ -277,6 +277,7 @@ class Sequential(Model):
             self._members = nnx.Dict(members)
         self._chain = _Chain(tuple(names[id(layer)] for layer in layers))
         self._graph = Graph(runtime.start, output, tuple(nodes), names) if nodes else None
+        self._await_layout()
 
 
 _BUILT = ("input_shape", "input_dtype")

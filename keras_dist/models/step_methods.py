@@ -15,11 +15,13 @@ from keras_dist.data.batch import unpack_x_y_sample_weight
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
+from keras_dist.layers.deferred_weights import deferred_in
 from keras_dist.layers.weights import penalties
 from keras_dist.losses.reduction import split_reported
 from keras_dist.metrics import Metric
 from keras_dist.models.functional import Graph, replaced
 from keras_dist.models.initialization import built, create_weights, forward_of
+from keras_dist.models.model_distribution import no_layout_yet
 from keras_dist.models.runtime import ModelRuntime
 from keras_dist.training.accumulators import by_name
 from keras_dist.training.built_model import BuiltModel
@@ -350,6 +352,16 @@ class StepMethods(Layer):
         """The `AutoParallel` that will find the layout in `fit`; None without one."""
         asked = self._runtime.made_under
         return asked if self._built is None and asked is not None and asked.is_searched else None
+
+    def _await_layout(self) -> None:
+        """Let deferred variables of the layers raise an error instead of creating arrays, until there is a layout."""
+        if self._awaits_layout is not None:
+            for one in deferred_in(self):
+                one.check = self._check_layout
+
+    def _check_layout(self) -> None:
+        if self._awaits_layout is not None:
+            raise no_layout_yet(f"values of model {self.name!r}, whose variables are deferred")
 
     @property
     def _casts_inputs(self) -> bool:

@@ -12,15 +12,13 @@ import numpy as np
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.text_tables import Table
 from keras_dist._support.types import PyTree
-from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.lint import names_tensor
-from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.render import add_totals, layout_table, render_axes, render_bytes, render_shape
 from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
-from keras_dist.models.initialization import forward_of
+from keras_dist.models.initialization import plan_before_search
 from keras_dist.symbolic.tensors import Operation, infer
 from keras_dist.training.activations import named_submodules, output_name
 from keras_dist.training.built_model import BuiltModel
@@ -32,11 +30,8 @@ if TYPE_CHECKING:
 
 def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None) -> Table:
     """Return the table of a model: its layers, or the variables of `from_nnx` models and without a layout yet."""
-    searched, source = model._awaits_layout, model._runtime.source
-    if searched is not None and (source is not None or model._graph is not None):
-        distribution = ModelParallel(LayoutMap(searched.device_mesh))
-        graph = forward_of(model, None, distribution).graph
-        plan = distribution.plan_variables(graph.specs, graph.treedef)
+    plan = plan_before_search(model)
+    if plan is not None:
         rows = tuple(dataclasses.replace(row, rule="until fit finds one") for row in plan.rows)
         return layout_table(rows, f"Model on mesh {plan.mesh.describe()}, for which AutoParallel has no layout yet")
     session = model._built if model._graph is None else model._with_weights()

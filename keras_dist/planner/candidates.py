@@ -10,7 +10,7 @@ from keras_dist._unstable import shardy
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.planner.propagation import Propagated, propagate_module
-from keras_dist.planner.sharded_module import is_argument, layer_in, name_of, operations_in, weight_in
+from keras_dist.planner.sharded_module import is_argument, layer_in, name_of, weight_in
 from keras_dist.planner.tracing import StepProgram
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -37,9 +37,6 @@ class Screen:
         shardy.drop_constraints(self._module, functools.partial(_is_kept, kept_rules or ()))
         shardy.run_passes(self._module, _WITH_RULES)
         block = shardy.main_of(self._module)
-        self.has_convolutions = any(
-            each.name == "stablehlo.convolution" for each in operations_in(block.owner.operation)
-        )
         _return_gradients(block, program)
         shardy.run_passes(self._module, _CLEAN)
         block = shardy.main_of(self._module)

@@ -20,7 +20,7 @@ from keras_dist.distribution.render import render_axes, render_bytes
 from keras_dist.planner.explanation import reason_of
 from keras_dist.planner.hidden_reshards import alike, hidden_reshards, named
 from keras_dist.planner.propagation import Propagated, Repeated
-from keras_dist.planner.remedies import Remedy, find_remedy
+from keras_dist.planner.remedies import Remedy, Retrace, find_remedy
 from keras_dist.planner.tracing import StepProgram
 
 _LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE, _LEAST_CAUSE = 0.04, 0.02, 0.1, 0.05
@@ -31,22 +31,23 @@ NO_RULE = (
 )
 
 
-def costly_layouts(program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
+def costly_layouts(program: StepProgram, step: Propagated, retrace: Retrace) -> tuple[Problem, ...]:
     """Return the problems of a step whose layouts cost more than they must; first the cause, if a remedy is known.
 
     Layers that are not pipelined by mistake are the only problem: all others are its effects.
     """
     if program.stages:
-        return tuple(map(_not_pipelined, program.stages))
+        batch = set(axis_tuple(program.distribution.batch_dim_name))
+        return tuple(_not_pipelined(each, batch.isdisjoint(axis_tuple(each.axis))) for each in program.stages)
     problems, large = _problems(program, step), [*_large_weights(program)]
-    remedy = find_remedy(program, step) if problems or large else None
+    remedy = find_remedy(program, step, retrace) if problems or large else None
     if remedy is None:
         return _without_small(problems, program, step)
     changed = {path for change in remedy.changes for path in change}
     problems += tuple(each for each in large if each.path in changed - {each.path for each in problems})
     if not problems:
         return ()
-    left = {(each.kind, each.path) for each in _problems(program, remedy.step)}
+    left = {(each.kind, each.path) for each in _problems(remedy.program, remedy.step)}
     if remedy.gain < _LEAST_CAUSE and all((each.kind, each.path) in left for each in problems):
         return _without_small(problems, program, step)  # the rules cost a little less, for another reason
     ended = (each if (each.kind, each.path) in left else _with_fix(each, remedy) for each in problems)
@@ -59,13 +60,13 @@ def _without_small(problems: Iterable[Problem], program: StepProgram, step: Prop
     return tuple(each for each in problems if each.kind != "repeated" or each.fix != NO_RULE or each.path in large)
 
 
-def _not_pipelined(stack: Pipeline) -> Problem:
-    over = _joined(axis_tuple(stack.axis))
+def _not_pipelined(stack: Pipeline, repeats_work: bool) -> Problem:
+    over, more = _joined(axis_tuple(stack.axis)), " and computes" * repeats_work
     return Problem(
         "pipeline",
         stack.layer,
         f"{stack.layer!r} is sharded over {over} along its layers, and `compile` has no `micro_batches`",
-        f"each of the {stack.stages} stages gathers and computes all layers",
+        f"each of the {stack.stages} stages gathers{more} all layers",
         "a pipeline, in which each stage computes its own layers",
         f"compile(..., micro_batches={2 * stack.stages})",
     )

@@ -74,6 +74,8 @@ class Value:
 
     nbytes: int
     is_float32: bool = False
+    shape: tuple[int, ...] = ()
+    """Of one device's shard."""
     padding: float = math.inf
     """Factor of its bytes in products; infinite outside of products."""
     readers: list[Operation] = dataclasses.field(default_factory=list)
@@ -118,6 +120,7 @@ class Reader:
         self._module = module
         self._padding = padded_images(module) if module.platform == "tpu" else {}
         self._values: list[Value] = []
+        self._constants = set[Value]()
         self._reshapes: list[Operation] = []
         self._known_results: dict[Any, list[Value]] = {}  # of the block that is read, by operation and operands
         self.opaque: dict[str, None] = {}
@@ -152,9 +155,10 @@ class Reader:
 
     def _value(self, value: Any) -> Value:
         nbytes = self._module.nbytes(value)
-        if padded := self._padding.get(tuple(self._module.local_shape(value))):
+        shape = tuple(self._module.local_shape(value))
+        if padded := self._padding.get(shape):
             nbytes = int(nbytes * padded)
-        found = Value(nbytes, str(getattr(value.type, "element_type", "")) == "f32")
+        found = Value(nbytes, str(getattr(value.type, "element_type", "")) == "f32", shape)
         self._values.append(found)
         return found
 
@@ -197,12 +201,32 @@ class Reader:
                     for value, padding in zip((*operands, *made.results), paddings, strict=True):
                         value.padding = min(value.padding, padding)
                 made.is_rounded = "HIGH" not in str(dict(operation.attributes).get("precision_config"))
+            if name in CONSTANTS or (name == "stablehlo.broadcast_in_dim" and operands[0] in self._constants):
+                self._constants.update(made.results)
+            if self._module.platform == "cpu":
+                into += self._copies_of_constants(made)
             if key is not None:
                 self._known_results[key] = made.results
             known |= zip(operation.results, made.results, strict=True)
             for operand in dict.fromkeys(made.operands):
                 operand.readers.append(made)
             into.append(made)
+
+    def _copies_of_constants(self, operation: Operation) -> Iterable[Operation]:
+        """Replace constants that an operation overwrites by copies, which XLA for CPUs makes early."""
+        places = [0] if operation.name == "stablehlo.scatter" else []
+        if operation.name == "stablehlo.while":
+            body = operation.blocks[1]
+            pairs = enumerate(zip(body.returned, body.arguments, strict=True))
+            places = [place for place, (after, before) in pairs if after is not before]
+        for place in places:
+            value = operation.operands[place]
+            if value in self._constants:
+                copied = dataclasses.replace(value, readers=[], flows_to=value.flows_to)
+                operation.operands[place] = copied
+                copy = Operation("copy", [value], [copied])
+                value.readers.append(copy)
+                yield copy
 
     def _key_of(self, operation: Any, operands: list[Value]) -> Any:
         """Return a key that equal operations have, or None. XLA for CPUs undoes `remat` outside of loops."""

@@ -8,6 +8,7 @@ module follows these rules before compilation; `tests/planner/memory_bank.py` co
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
 
@@ -49,7 +50,7 @@ def peak_memory(module: ShardedModule) -> PeakMemory:
     arguments = zip(main.regions[0].blocks[0].arguments, attributes, strict=False)
     donated = [module.nbytes(argument) for argument, given in arguments if any(name in given for name in _DONATED)]
     reader = Reader(module)
-    nbytes = _Simulation(reader.main(), module.platform == "tpu", donated).run()
+    nbytes = _Simulation(reader.main(), module.platform, donated).run()
     large = [name for name, size in reader.rearranged.items() if size > _LEAST_REARRANGED * nbytes]
     return PeakMemory(nbytes, tuple(dict.fromkeys((*reader.opaque, *large))))
 
@@ -71,16 +72,18 @@ def _joined_to_products(block: Block) -> frozenset[Value]:
 
 
 class _Simulation:
-    """The allocations of a block, in program order."""
+    """The allocations of a block."""
 
-    def __init__(self, block: Block, is_tpu: bool, donated: Sequence[int] | None = None) -> None:
+    def __init__(self, block: Block, platform: str, donated: Sequence[int] | None = None) -> None:
         """Take the sizes of donated arguments, for `main`."""
-        self._block, self._is_tpu = block, is_tpu
+        self._block, self._platform = block, platform
+        self._is_tpu = platform == "tpu"
         self._donated = None if donated is None else collections.Counter(donated)
         self._index = {operation: index for index, operation in enumerate(block.operations)}
         self._sinks: dict[Value, set[Operation]] = {}
         self._is_kept: dict[Value, bool] = {}
-        self._joined = _joined_to_products(block) if is_tpu else frozenset[Value]()
+        self._known_inside: dict[Operation, int] = {}
+        self._joined = _joined_to_products(block) if self._is_tpu else frozenset[Value]()
         for operation in reversed(block.operations):
             for result in operation.results:
                 self._decide(operation, result)
@@ -112,7 +115,8 @@ class _Simulation:
             return is_stored and operation.name in program.COSTLY
         if operation.name == "stablehlo.broadcast_in_dim":
             return operation.operands[0].nbytes >= _ROW and len(operation.results[0].readers) > 1
-        return operation.name in program.COSTLY
+        is_reduced = operation.name not in program.RESIZED and any(sink.name == "stablehlo.reduce" for sink in sinks)
+        return is_reduced or operation.name in program.COSTLY
 
     def _needs_memory(self, reader: Operation, value: Value) -> bool:
         if self._is_tpu and reader.name == "stablehlo.optimization_barrier":
@@ -127,10 +131,18 @@ class _Simulation:
         return reader.name in program.FROM_MEMORY and not (self._is_tpu and reader.name in program.PRODUCTS)
 
     def run(self) -> int:
-        """Return the peak bytes."""
-        block = self._block
+        """Return the peak bytes; for CPUs the larger one of program order and breadth-first order."""
         self._trace_roots()
-        last = self._last
+        donated, peak = copy.copy(self._donated), self._run_in_order()
+        if self._platform != "cpu":
+            return peak
+        self._order_by_breadth()
+        self._trace_roots()
+        self._donated = donated
+        return max(peak, self._run_in_order())
+
+    def _run_in_order(self) -> int:
+        block, last = self._block, self._last
         live = peak = 0
         sizes: dict[Value, int] = {}  # of what is allocated
         dying: dict[int, list[Value]] = collections.defaultdict(list)
@@ -145,7 +157,8 @@ class _Simulation:
                 if self._is_in_place(operation, result, index, carried, returned):
                     continue
                 for root in self._replaced(operation, place, index):
-                    if sizes.get(root) == result.nbytes:
+                    is_alike = root.shape == result.shape or self._platform != "cpu"
+                    if is_alike and sizes.get(root) == result.nbytes:
                         live -= sizes.pop(root)
                         break
                 sizes[result] = result.nbytes
@@ -154,6 +167,45 @@ class _Simulation:
             peak = max(peak, live + inside)
             live -= sum(sizes.pop(value, 0) for value in dying.pop(index, ()))
         return peak
+
+    def _order_by_breadth(self) -> None:
+        """Sort the operations as XLA for CPUs: first in, first out, of those whose operands are computed."""
+        maker = {result: operation for operation in self._block.operations for result in operation.results}
+        running = [operation for operation in self._block.operations if self._runs(operation)]
+        parts = {operation: self._computed_in(operation, maker) for operation in running}
+        readers: dict[Operation, list[Operation]] = collections.defaultdict(list)
+        waiting: dict[Operation, int] = {}
+        for operation, part in parts.items():
+            needed = {maker[operand] for each in part for operand in each.operands if operand in maker} - {*part}
+            waiting[operation] = len(needed)
+            for each in needed:
+                readers[each].append(operation)
+        done: dict[Operation, None] = {}
+        ready = [operation for operation in running if not waiting[operation]]
+        for operation in ready:  # which grows
+            done |= dict.fromkeys(each for each in parts[operation] if each not in done)
+            for reader in readers[operation]:
+                waiting[reader] -= 1
+                ready += [] if waiting[reader] else [reader]
+        last = self._block.operations[-1]
+        done.pop(last, None)
+        self._block = Block(self._block.arguments, [*done, last])
+        self._index = {operation: index for index, operation in enumerate(self._block.operations)}
+
+    def _computed_in(self, operation: Operation, maker: dict[Value, Operation]) -> list[Operation]:
+        """Return an operation and, before it, those without memory that it computes."""
+        found = {operation: None}
+        waiting = [operation]
+        for each in waiting:  # which grows
+            makers = (maker[operand] for operand in each.operands if operand in maker)
+            new = [made for made in dict.fromkeys(makers) if made not in found and not self._runs(made)]
+            found |= dict.fromkeys(new)
+            waiting += new
+        return sorted(found, key=self._index.__getitem__)
+
+    def _runs(self, operation: Operation) -> bool:
+        """Whether an operation is computed alone, and not where its results are needed."""
+        return not operation.results or any(self._is_kept[result] for result in operation.results)
 
     def _trace_roots(self) -> None:
         """Find the arrays that each value is computed from, and where each array is read last."""
@@ -240,7 +292,10 @@ class _Simulation:
 
     def _inside(self, operation: Operation) -> int:
         """Return the bytes that are live only while an operation runs."""
-        return max((_Simulation(block, self._is_tpu).run() for block in operation.blocks), default=0)
+        if operation not in self._known_inside:
+            peaks = (_Simulation(block, self._platform).run() for block in operation.blocks)
+            self._known_inside[operation] = max(peaks, default=0)
+        return self._known_inside[operation]
 
 
 def _scattered_into(operation: Operation) -> Value | None:

@@ -21,7 +21,7 @@ from keras_dist.planner.explanation import activations
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.report import PlanReport
 from keras_dist.planner.targets import Target, as_target, devices
-from keras_dist.planner.tracing import Traceable, forward_of, planning, trace_step
+from keras_dist.planner.tracing import StepProgram, Traceable, forward_of, planning, trace_step
 from keras_dist.planner.verdict import judge
 from keras_dist.training.activations import tensor_names
 
@@ -93,9 +93,13 @@ def plan(
         distribution = DataParallel(DeviceMesh({"batch": machine.device_count}, devices=devices(machine)))
     platform = None if machine is None else machine.platform
     chosen: Any = {"platform": platform, "remat": remat, "slot_memory": slot_memory}
-    program = trace_step(model_or_factory, batch, distribution, optimizer, loss, **chosen)
+
+    def trace(distribution: Distribution | None) -> StepProgram:
+        return trace_step(model_or_factory, batch, distribution, optimizer, loss, **chosen)
+
+    program = trace(distribution)
     step = propagate(program.lowered)
-    problems = (*program.state.problems, *costly_layouts(program, step))
+    problems = (*program.state.problems, *costly_layouts(program, step, trace))
     verdict = None
     if machine is not None:
         options: dict[str, Any] = {"compiles": compiles, "timeout_seconds": timeout_seconds}

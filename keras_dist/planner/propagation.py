@@ -355,6 +355,9 @@ class _Program:
         found, number = self._collective(kind, operation)
         if number:
             costs.estimates.append(self._chosen[int(number)])
+        if kind == "all_reduce" and self._module.platform != "cpu" and _is_statistic(operation.operands[0].owner):
+            reason = "XLA may exchange equal sums of batch statistics once"
+            costs.estimates.append(estimate_at(operation.operands[0].owner.operation, reason))
         for axes in self._reduced_together(operation, found.axes) if kind == "all_reduce" else [found.axes]:
             costs.collectives.append(dataclasses.replace(found, axes=axes))
         if kind == "all_reduce":
@@ -441,6 +444,14 @@ _REDUCTIONS = (
     "stablehlo.sort",
 )
 """Operations whose regions combine two scalars."""
+
+
+def _is_statistic(maker: Any) -> bool:
+    """Return whether a layer adds up rows in the forward pass, as BatchNormalization does."""
+    if is_argument(maker) or maker.operation.name != "stablehlo.reduce":
+        return False
+    name, rank = name_of(maker.operation), maker.operation.results[0].type.rank
+    return bool(layer_in(name)) and "transpose(" not in name and rank == 1
 
 
 def _alike(value: Any) -> tuple[int, ...]:

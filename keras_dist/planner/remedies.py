@@ -3,7 +3,8 @@
 A remedy that follows from the problem alone is often wrong: the layer that gathers is the victim of a rule elsewhere.
 So layouts are changed class by class of dims, each change is propagated, and the best is kept, until none helps.
 A search propagates the step at most `MOST_TRIED` times, each in the time of the plan's own propagation or less, and it
-tries nothing new after a minute.
+tries nothing new after a minute. Constraints of activations that layers derive from rules, as experts and pipelines do,
+are not in a screened step. So the step is traced anew under the rules that were found, which must cost less there, too.
 """
 
 from __future__ import annotations
@@ -13,23 +14,30 @@ import dataclasses
 import math
 import operator
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from keras_dist.distribution.fully_sharded import FullySharded
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.lint import names_tensor
 from keras_dist.distribution.mesh import axis_tuple
+from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import FOLLOWS, Row
 from keras_dist.distribution.render import render_bytes
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.errors import KerasDistError, LayoutWarning
 from keras_dist.planner.candidates import Screen
 from keras_dist.planner.dim_classes import DimClass, classes_of
 from keras_dist.planner.edited_rules import edited_rules
-from keras_dist.planner.propagation import Propagated
+from keras_dist.planner.propagation import Propagated, propagate
 from keras_dist.planner.search import fully_sharded, nbytes_of
 from keras_dist.planner.tracing import StepProgram
 
 Layouts = Mapping[str, tuple[Axis, ...]]
+Retrace = Callable[[Distribution], StepProgram]
+"""Traces the same step under another distribution."""
 
 MOST_TRIED = 64
 """Largest number of layouts that are propagated to find a remedy."""
@@ -67,16 +75,16 @@ class Remedy:
         code: Python code that creates the distribution on `mesh`.
         before: costs of the step now.
         after: costs of the step under the rules.
-        step: the step under the rules.
-        is_estimate: whether costs leave out exchanges of convolutions that XLA would compute wrong without them.
+        program: the step, traced under the rules.
+        step: the same, propagated.
     """
 
     changes: tuple[Layouts, ...]
     code: str
     before: Figures
     after: Figures
+    program: StepProgram
     step: Propagated
-    is_estimate: bool = False
 
     @property
     def gain(self) -> float:
@@ -85,13 +93,40 @@ class Remedy:
         return max(1 - new / max(old, 1) for old, new in zip(before, after, strict=True))
 
     def __str__(self) -> str:
-        more = ", and perhaps exchanges of convolutions: plan again with these rules" if self.is_estimate else ""
-        return f"# all rules, for the same mesh:\n{self.code}\n# before: {self.before}\n# after: {self.after}{more}"
+        return f"# all rules, for the same mesh:\n{self.code}\n# before: {self.before}\n# after: {self.after}"
 
 
-def find_remedy(program: StepProgram, step: Propagated) -> Remedy | None:
+def find_remedy(program: StepProgram, step: Propagated, retrace: Retrace) -> Remedy | None:
     """Return the best rules of those that were tried; None if none is better than the rules of the step."""
-    return _Search(program, step).run()
+    search = _Search(program, step)
+    found = search.run()
+    before = _figures(program, step)
+    for count in range(len(found), 0, -1):
+        changes, layouts = tuple(each for each, _ in found[:count]), found[count - 1][1]
+        distribution, code = search.distribution_of(layouts)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", LayoutWarning)
+                traced = retrace(distribution)
+        except KerasDistError:  # such as micro-batches that do not divide the batch
+            continue
+        other = propagate(traced.lowered)
+        after = _figures(traced, other)
+        if after.flops <= (1 + _LEAST_GAIN) * before.flops and _score(after) < _score(before) - _LEAST_GAIN:
+            return Remedy(changes, code, before, after, traced, other)
+    return None
+
+
+def _figures(program: StepProgram, step: Propagated) -> Figures:
+    rows = program.state.rows
+    held = nbytes_of(rows, {row.path: row.axes for row in rows}, program.state.mesh.axis_sizes)
+    return Figures(sum(each.nbytes_per_step for each in step.collectives), step.flops, held)
+
+
+def _score(figures: Figures) -> float:
+    """Return a number that is lower the better; ratios count, since a step may be of any size."""
+    held = max(figures.held_nbytes, 1)
+    return 2 * math.log((figures.moved_nbytes + held / 8) * max(figures.flops, 1)) + math.log(held)
 
 
 class _Search:
@@ -107,27 +142,23 @@ class _Search:
         self._screens: dict[tuple[str, ...], Screen] = {}
         self._tried, self._deadline = 0, time.monotonic() + _MOST_SECONDS
 
-    def run(self) -> Remedy | None:
+    def run(self) -> list[tuple[Layouts, Layouts]]:
+        """Return changes, each with all layouts after it."""
         layouts = {row.path: row.axes for row in (*self._weights.values(), *self._batch)}
-        step, changes = self._propagated(layouts), list[Layouts]()
-        before = best = self._figures(step, layouts)
+        best, changes = self._figures(self._propagated(layouts), layouts), list[tuple[Layouts, Layouts]]()
         while len(changes) < _MOST_ROUNDS:
             found = [
-                (self._score(after), after, {**layouts, **each}, each)
+                (_score(after), after, {**layouts, **each}, each)
                 for each, after in self._tries(layouts)
                 if after.flops <= (1 + _LEAST_GAIN) * best.flops  # moving less must not repeat work
             ]
             least = min((score for score, *_ in found), default=math.inf)
-            if least > self._score(best) - _LEAST_GAIN:
+            if least > _score(best) - _LEAST_GAIN:
                 break
             same = [each for each in found if each[0] < least + _SAME]
             _, best, layouts, change = min(same, key=lambda each: len(self._edited(each[2])))
-            changes.append(change)
-        if not changes:
-            return None
-        code, step = self._code(self._edited(layouts), layouts), self._propagated(layouts)
-        is_estimate = any(screen.has_convolutions for screen in self._screens.values())
-        return Remedy(tuple(changes), code, before, best, step, is_estimate)
+            changes.append((change, layouts))
+        return changes
 
     def _tries(self, layouts: Layouts) -> Iterator[tuple[Layouts, Figures]]:
         for each in self._candidates(layouts):
@@ -155,19 +186,14 @@ class _Search:
         moved = sum(each.nbytes_per_step for each in step.collectives)
         return Figures(moved, step.flops, nbytes_of(rows, held, self._sizes))
 
-    @staticmethod
-    def _score(figures: Figures) -> float:
-        """Return a number that is lower the better; ratios count, since a step may be of any size."""
-        held = max(figures.held_nbytes, 1)
-        return 2 * math.log((figures.moved_nbytes + held / 8) * max(figures.flops, 1)) + math.log(held)
-
     def _candidates(self, layouts: Layouts) -> Iterator[Layouts]:
         """Yield changes, most likely first."""
         yield from ({rule: ()} for rule in self._rules if names_tensor(rule) and rule not in layouts)
         used = {axis for row in self._weights for entry in layouts[row] for axis in axis_tuple(entry)}
         busy = used | {axis for row in self._batch for entry in layouts[row.path] for axis in axis_tuple(entry)}
         idle = [axis for axis, size in self._sizes.items() if size > 1 and axis not in busy]
-        yield from self._batches(layouts, idle)
+        again = {axis for each in self._step.repeated for axis in each.axes} - set(idle)
+        yield from self._batches(layouts, [*idle, *(axis for axis in self._sizes if axis in again)])
         yield from filter(None, (self._renamed(layouts, old, new) for new in idle for old in self._sizes if old != new))
         suspects, axes = self._suspects(layouts), [axis for axis in self._sizes if axis in used or axis in idle]
         entries = {each.name: {layouts[path][dim] for path, dim in self._members(each)} for each in self._classes}
@@ -179,9 +205,11 @@ class _Search:
     def _members(self, each: DimClass) -> list[tuple[str, int]]:
         return [(path, dim) for path, dim in each.members if path in self._weights]
 
-    def _batches(self, layouts: Layouts, idle: Sequence[str]) -> Iterator[Layouts]:
-        for axis in idle:
-            for entry in dict.fromkeys((axis, _joined(layouts[self._batch[0].path][0], axis))):
+    def _batches(self, layouts: Layouts, axes: Sequence[str]) -> Iterator[Layouts]:
+        now = layouts[self._batch[0].path][0]
+        used = {axis for row in self._batch for entry in layouts[row.path] for axis in axis_tuple(entry)}
+        for axis in (axis for axis in axes if axis not in used):
+            for entry in dict.fromkeys((axis, _joined(now, axis))):
                 if not any(row.shape[0] % self._shards(entry) for row in self._batch):
                     yield {row.path: (entry, *layouts[row.path][1:]) for row in self._batch}
 
@@ -223,19 +251,24 @@ class _Search:
                 found[path] = tuple(axes)
         return {path: axes for path, axes in found.items() if axes != layouts[path]}
 
-    def _code(self, rules: LayoutMap, layouts: Layouts) -> str:
-        distribution = self._program.distribution
+    def distribution_of(self, layouts: Layouts) -> tuple[Distribution, str]:
+        """Return a distribution with these layouts, and the code that creates it on `mesh`."""
+        now, rules = self._program.distribution, self._edited(layouts)
         lines = ["rules = kd.LayoutMap(mesh)"]
         lines += [f"rules[{rule!r}] = {layout.axes!r}" for rule, layout in rules.snapshot()]
-        batch = distribution.batch_dim_name
+        batch = now.batch_dim_name
         if any(layouts[row.path][0] != row.axes[0] for row in self._batch):
             batch = layouts[self._batch[0].path][0]
-        named = f", axis_names={dict(distribution.axis_names)!r}" if distribution.axis_names else ""
-        if isinstance(distribution, FullySharded):
-            lines.append(f"distribution = kd.FullySharded(mesh, {distribution.axis!r}, rules, {batch!r}{named})")
-        else:
-            lines.append(f"distribution = kd.ModelParallel(rules, {() if batch is None else batch!r}{named})")
-        return "\n".join(lines)
+        options: dict[str, Any] = {"axis_names": dict(now.axis_names)} if now.axis_names else {}
+        if sequence_axis := getattr(now, "sequence_axis", None):
+            options["sequence_axis"] = sequence_axis
+        named = "".join(f", {name}={value!r}" for name, value in options.items())
+        if isinstance(now, FullySharded):
+            lines.append(f"distribution = kd.FullySharded(mesh, {now.axis!r}, rules, {batch!r}{named})")
+            return FullySharded(self._mesh, now.axis, rules, batch, **options), "\n".join(lines)
+        batch = () if batch is None else batch
+        lines.append(f"distribution = kd.ModelParallel(rules, {batch!r}{named})")
+        return ModelParallel(rules, batch, **options), "\n".join(lines)
 
 
 def _joined(entry: Axis, axis: str) -> Axis:

@@ -19,7 +19,7 @@ from keras_dist.training.executions import RESIDENT_PART
 
 Tier = Literal["propagated", "compiled"]
 
-_MARGINS = {"tpu": 1.3}
+_MARGINS = {"tpu": 1.4}
 _MARGIN = 2
 """Times the estimate bounds XLA's peak of intermediate results; see docs/concepts/memory_estimates.md."""
 _COMPILE = "compile to decide: plan(..., compiles=True), or keras-dist plan --compile"

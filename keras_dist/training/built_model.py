@@ -115,7 +115,7 @@ class BuiltModel(BuiltModule):
                 known[name] = slots if is_same else optimizer.transformation.slots_in(self.cell)
         self.release_optimizers()
         if known:
-            steps = int(self.cell.state.step)
+            steps = self.cell.state.step
             self.cell.add_slots(optimizers, choices.options.slot_memory)
             known = self._fitting(known, optimizers, steps)
         elif self.cell.slot_memory != choices.options.slot_memory:
@@ -131,7 +131,7 @@ class BuiltModel(BuiltModule):
         self._settle(self.distribution)
 
     def _fitting(
-        self, known: Mapping[str, dict[str, Variable]], optimizers: Mapping[str, Optimizer], steps: int
+        self, known: Mapping[str, dict[str, Variable]], optimizers: Mapping[str, Optimizer], steps: jax.Array
     ) -> dict[str, dict[str, Variable]]:
         """Return the variables of optimizers whose variables fit their new states; warn of those that start again."""
         found: dict[str, dict[str, Variable]] = {}
@@ -140,7 +140,7 @@ class BuiltModel(BuiltModule):
             shapes = {tree_paths.join(tree_paths.parts_of(path)): array.shape for path, array in flat}
             if variables and all(path in variables and variables[path].shape == shapes[path] for path in shapes):
                 found[name] = {path: variables[path] for path in shapes}
-            elif variables and steps:
+            elif variables and int(steps):
                 warn(
                     f"compile: the optimizer {optimizers[name].transformation.name!r} starts again without its state "
                     f"after {steps} steps, because it has no slots for variables that are trained now: `trainable` of "

@@ -347,7 +347,7 @@ def test_launchers_of_two_nodes_start_their_processes_again(tmp_path):
         (["--max-restarts", "-1", "x.py"], "'--max-restarts': Input should be greater than or equal to 0"),
         (["--processes", "two", "x.py"], "'--processes': Input should be a valid integer"),
         (["--report", "/", "x.py"], "'--report': file '/' is a directory"),
-        (["/nowhere/x.py"], "SCRIPT: expected a Python file, got '/nowhere/x.py'"),
+        (["/nowhere/x.py"], "SCRIPT: '/nowhere/x.py' is not a file in "),
         (["--report", "/nowhere/jobs.json", "x.py"], "'--report': folder '/nowhere' does not exist"),
         ([], "Missing argument 'SCRIPT'"),
     ],

@@ -174,6 +174,31 @@ def test_experts_stay_and_tokens_are_exchanged(preset):
     assert compiled.get(("all_gather", ("expert",)), 0) <= 4 * FEATURES * (EXPERTS + FEATURES)  # the other weights
 
 
+@pytest.mark.parametrize("is_fully_sharded", [False, True])
+def test_a_trillion_parameters_whose_experts_also_shard_the_batch_are_not_gathered(is_fully_sharded):
+    mesh = kd.DeviceMesh("data=8,expert=128", devices=[f"tpu:{number}" for number in range(1024)])
+
+    def factory():
+        block = layers.MixtureOfExperts(384, 2048, top_k=8, capacity_factor=1.25, name="moe")
+        return kd.Sequential([kd.Input((4096, 7168)), layers.Stack(block, 61, name="stack")])
+
+    x, distribution = (
+        jax.ShapeDtypeStruct((1024, 4096, 7168), "float32"),
+        kd.presets.experts(mesh, fully_sharded=is_fully_sharded),
+    )
+    report = kd.plan(factory, (x, x), distribution, "sgd", "mse")
+    experts = 61 * 384 * 3 * 2048 * 7168
+    assert sum(row.nbytes for row in report.state.rows if "experts_" in row.path) == 4 * experts > 4e12
+    gathers = {each.axes: 0 for each in report.step.collectives if each.kind == "all_gather"}
+    for each in report.step.collectives:
+        if each.kind == "all_gather":
+            gathers[each.axes] += each.nbytes_per_step
+    own = 4 * experts // 128  # forward and backward, of the experts of a device alone
+    assert gathers.get(("data",), 0) == (2 * own if is_fully_sharded else 0)
+    assert sum(gathers.values()) - gathers.get(("data",), 0) < 2 * 2**30, "routers"
+    assert not report.problems
+
+
 def test_a_rule_of_the_layer_and_classes_of_dims():
     mesh = kd.DeviceMesh(MESH)
     by_layer = model_on(

