@@ -81,7 +81,8 @@ def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a
     """
     value = native(value)
     if is_abstract(sharding):
-        shape, dtype = np.shape(value), jax.dtypes.canonicalize_dtype(getattr(value, "dtype", type(value)))
+        shape, dtype = np.shape(value), getattr(value, "dtype", type(value))
+        dtype = dtype if is_key_dtype(dtype) else jax.dtypes.canonicalize_dtype(dtype)
         return cast("jax.Array", jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
     if not getattr(value, "committed", False) and job.are_shared(sharding.device_set):  # JAX compares values
         heartbeat.current().note_act(f"setting {name}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import export
 
 from keras_dist import random
 from keras_dist._support import tree_paths
@@ -179,8 +180,9 @@ def _made_in(layer: Layer, copy: Any) -> list[Any] | None:
     values = [value for ours, theirs in both for name, value in vars(theirs).items() if name not in vars(ours)]
     values += [value for node in made if not isinstance(node, nnx.Variable) for value in vars(node).values()]
     others = [value for value in values if not isinstance(value, nnx.Variable | nnx.Pytree)]
+    is_sized = any(export.is_symbolic_dim(leaf) for leaf in jax.tree.leaves(others))  # has no size that code may use
     is_foreign = any(isinstance(node, nnx.Variable) and not isinstance(node, Lendable) for node in made)
-    return None if is_foreign or any(map(is_traced, jax.tree.leaves(others))) else made
+    return None if is_foreign or (is_sized and not made) or any(map(is_traced, jax.tree.leaves(others))) else made
 
 
 def _adopt(layer: Layer, copy: Any, made: list[Any]) -> None:

@@ -341,7 +341,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
             message += f"; layer {label!r} is not built: its weights are created when it is called on an array, "
             message += "or is in a model that knows its input"
             if self._runtime.nodes:
-                message += "; its `build` makes arrays or Flax modules: read `layer.weights` to build it alone now"
+                message += "; read `layer.weights` to build it alone now"
         elif not name.startswith("_"):
             message += did_you_mean(name, (known for known in dir(self) if not known.startswith("_") and known != name))
         raise AttributeError(message)

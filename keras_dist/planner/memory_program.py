@@ -230,10 +230,11 @@ class Reader:
 
     def _key_of(self, operation: Any, operands: list[Value]) -> Any:
         """Return a key that equal operations have, or None. XLA for CPUs undoes `remat` outside of loops."""
-        if operation.name not in _REPEATABLE:
+        result = operation.results[0].type if operation.name in _REPEATABLE else None
+        if result is None or "complex" in str(result):  # MLIR's Python has no complex constants
             return None
         inside = tuple(each.name for each in operations_in(operation))
-        return *inside, *dict(operation.attributes).items(), operation.results[0].type, *operands
+        return *inside, *dict(operation.attributes).items(), result, *operands
 
     def _name(self, operation: Any) -> str:
         is_tpu = self._module.platform == "tpu"

@@ -259,9 +259,11 @@ class _Search:
         batch = now.batch_dim_name
         if any(layouts[row.path][0] != row.axes[0] for row in self._batch):
             batch = layouts[self._batch[0].path][0]
-        options: dict[str, Any] = {"axis_names": dict(now.axis_names)} if now.axis_names else {}
-        if sequence_axis := getattr(now, "sequence_axis", None):
-            options["sequence_axis"] = sequence_axis
+        given = {"axis_names": dict(now.axis_names), "sequence_axis": getattr(now, "sequence_axis", None)}
+        given |= {"min_size_bytes": getattr(now, "_min_size_bytes", 0), "strict": now.strict}
+        options: dict[str, Any] = {name: value for name, value in given.items() if value}
+        if not now.auto_shard_dataset:
+            options["auto_shard_dataset"] = False
         named = "".join(f", {name}={value!r}" for name, value in options.items())
         if isinstance(now, FullySharded):
             lines.append(f"distribution = kd.FullySharded(mesh, {now.axis!r}, rules, {batch!r}{named})")

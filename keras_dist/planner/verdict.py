@@ -20,7 +20,7 @@ from keras_dist.training.executions import RESIDENT_PART
 Tier = Literal["propagated", "compiled"]
 
 _MARGINS = {"tpu": 1.4}
-_MARGIN = 2
+_MARGIN = 3
 """Times the estimate bounds XLA's peak of intermediate results; see docs/concepts/memory_estimates.md."""
 _COMPILE = "compile to decide: plan(..., compiles=True), or keras-dist plan --compile"
 _RESERVED_PART = 64
@@ -44,7 +44,7 @@ class Verdict:
         resident_nbytes: *exact*: the largest dataset that `fit` would keep on the device; 0 with
             `steps_per_execution=1` and in jobs of several processes.
         most_nbytes: *propagated*: all of these, and a bound of the peak of intermediate results: the estimate, times
-            1.3 for TPUs and 2 for other devices.
+            1.4 for TPUs and 3 for other devices.
         opaque: operations whose memory is not in `most_nbytes`: with any, it is unknown whether the step fits.
         rooflines: least times of a step, by the tier that they are computed from.
         compiled: *compiled*: figures of XLA's program for the target; None if it was not compiled.

@@ -140,10 +140,10 @@ class BuiltModel(BuiltModule):
             shapes = {tree_paths.join(tree_paths.parts_of(path)): array.shape for path, array in flat}
             if variables and all(path in variables and variables[path].shape == shapes[path] for path in shapes):
                 found[name] = {path: variables[path] for path in shapes}
-            elif variables and int(steps):
+            elif variables and (count := _steps_of(variables, steps)):
                 warn(
                     f"compile: the optimizer {optimizers[name].transformation.name!r} starts again without its state "
-                    f"after {steps} steps, because it has no slots for variables that are trained now: `trainable` of "
+                    f"after {count} steps, because it has no slots for variables that are trained now: `trainable` of "
                     "a layer has changed"
                 )
         return found
@@ -303,3 +303,9 @@ def describe(distribution: Distribution) -> str:
     """Describe a distribution with its rules."""
     rules = distribution.layout_map
     return f"{distribution}" if rules is None else f"{distribution} with rules {rules}"
+
+
+def _steps_of(variables: Mapping[str, Variable], steps: jax.Array) -> int:
+    """Return how many steps an optimizer has taken, here or in loops."""
+    counts = [one.current() for path, one in variables.items() if path.rpartition("/")[2] in ("iterations", "count")]
+    return max(int(steps), *map(int, counts), 0)

@@ -177,6 +177,20 @@ def test_attributes_that_building_makes_can_be_read():
     assert layer.size == 4
 
 
+def test_a_size_of_an_unknown_dim_is_not_kept_before_building():
+    class Sized(layers.Layer):
+        def build(self, input_shape):
+            self.size = input_shape[1] * 2
+
+        def call(self, inputs):
+            return inputs
+
+    layer = Sized()
+    called(layer, (None, 4))
+    with pytest.raises(AttributeError, match="not built"):
+        _ = layer.size
+
+
 class Rotary(layers.Layer):
     def build(self, input_shape):
         self.table = jnp.arange(input_shape[-1], dtype="float32")
@@ -189,7 +203,7 @@ class Rotary(layers.Layer):
 def test_a_layer_that_makes_arrays_is_built_when_its_weights_are_read():
     layer, inputs = Rotary(), kd.Input((4,))
     outputs = layer(inputs)
-    with pytest.raises(AttributeError, match=r"makes arrays or Flax modules: read `layer\.weights`"):
+    with pytest.raises(AttributeError, match=r"not built.*; read `layer\.weights`"):
         _ = layer.scale
     assert [weight.shape for weight in layer.weights] == [layer.scale.shape] == [(4,)]
     model = kd.Model(inputs, outputs)

@@ -1,6 +1,7 @@
 """Variables, slots and optimizers are the same objects wherever they are found, for as long as the model."""
 
 import copy
+from contextlib import nullcontext
 
 import jax
 import numpy as np
@@ -101,9 +102,19 @@ class TestOptimizers:
         assert {id(variable) for variable in optimizer.variables} < before
         model.train_on_batch(X, Y)
         layer.trainable = True
-        with pytest.warns(UserWarning, match=r"optimizer 'sgd' starts again .* no slots .*`trainable`"):
+        with pytest.warns(UserWarning, match=r"optimizer 'sgd' starts again .* after 2 steps.* no slots .*`trainable`"):
             model.compile(optimizer, "mse")
         assert int(optimizer.iterations) == 0
+
+    def test_a_reset_is_told_also_if_no_step_ran_since_the_last_compile(self) -> None:
+        model, layer = network()
+        optimizer = optimizers.SGD(0.5, momentum=0.9)
+        model.compile(optimizer, "mse")
+        model.train_on_batch(X, Y)
+        for trainable in (False, True):
+            layer.trainable = trainable
+            with pytest.warns(UserWarning, match="starts again .* after 1 steps") if trainable else nullcontext():
+                model.compile(optimizer, "mse")
 
     @pytest.mark.parametrize(
         "make",

@@ -75,7 +75,7 @@ from the *propagated* program. The *compiled* peak is XLA's.
 
 Before compilation, a plan says "fits" only if all of this fits: state, batch, the batches that `fit` transfers ahead,
 the largest dataset that `fit` would keep on the device, and a bound of intermediate results. The bound is 1.4 times
-the estimate for TPUs, and 2 times for others. Between the bounds the plan says "may fit". It says "unknown" where
+the estimate for TPUs, and 3 times for others. Between the bounds the plan says "may fit". It says "unknown" where
 the program contains operations whose memory the estimate does not include: FFTs, Cholesky factors, triangular solves,
 large sorts, elements at steps (`x[::2]`, `jax.lax.associative_scan`), and kernels, except Pallas kernels for TPUs.
 With `--compile`, the default, the plan has the peak of XLA's program if the extra for the target is installed. The exit

@@ -278,3 +278,13 @@ def test_edited_rules(rules, changes, expected):
     after = {f"layers/{i}/feed_forward/down/kernel": axes for axes in changes.values() for i in range(4)}
     found = edited_rules(distribution(rules).layout_map, plan.rows, after)
     assert {rule: layout.axes for rule, layout in found.snapshot()} == expected
+
+
+def test_code_keeps_the_options_of_the_strategy():
+    layout_map = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
+    layout_map[".*/up/kernel"] = (None, "model")
+    options = {"min_size_bytes": 2**20, "auto_shard_dataset": False, "strict": True}
+    traced = program(kd.FullySharded(layout_map.device_mesh, "data", layout_map, **options))
+    layouts = {row.path: row.axes for row in (*traced.state.rows, *traced.batch.rows)}
+    _, code = remedies._Search(traced, propagate(traced.lowered)).distribution_of(layouts)
+    assert code.endswith("min_size_bytes=1048576, strict=True, auto_shard_dataset=False)")

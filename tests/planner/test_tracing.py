@@ -1,6 +1,7 @@
 """A train step that is traced without arrays: for models of any kind and size, on devices that need not exist."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -160,3 +161,21 @@ def test_what_runs_needs_devices():
 def test_errors(arguments, error, said):
     with pytest.raises(error, match=said):
         trace_step(*arguments)
+
+
+class Spectrum(kd.layers.Layer):
+    def call(self, inputs):
+        return jnp.abs(jnp.fft.fft(inputs))
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        lambda: kd.Sequential([kd.Input((WIDTH,)), Spectrum(), kd.layers.Dense(WIDTH), Spectrum()]),
+        lambda: kd.Model.from_nnx(Foreign(nnx.Rngs(0))),
+    ],
+    ids=["complex constants", "keys"],
+)
+def test_values_that_are_no_real_numbers(factory):
+    report = kd.plan(factory, (X, X), kd.DataParallel(kd.DeviceMesh("data=8")), "adam", "mse", compiles=False)
+    assert report.step.flops > 0
