@@ -1,5 +1,6 @@
 """Every test runs on 8 fake CPU devices, from a clean slate, with programs that compile quickly and are kept."""
 
+import collections
 import gc
 import importlib
 import itertools
@@ -121,9 +122,14 @@ MARKERS_OF_FULL = ("multiprocess", "slow")
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as `full` what `make test` leaves out: live Keras, processes, a browser, what takes long."""
+    taken: collections.Counter[str] = collections.Counter()
     for item in items:
         uses_keras = "keras" in getattr(item, "fixturenames", ())
         is_full = uses_keras or any(map(item.get_closest_marker, MARKERS_OF_FULL))
+        if not is_full and (first := item.get_closest_marker("first_cases")):
+            name = item.nodeid.partition("[")[0]
+            taken[name] += 1
+            is_full = taken[name] > first.args[0]
         if is_full and not item.nodeid.startswith(IN_MAKE_TEST):
             item.add_marker(pytest.mark.full)
 

@@ -116,6 +116,7 @@ def train_by_hand(module: nnx.Module, keep: Any, compute: Any, mesh: str | None)
 
 
 class TestSteps:
+    @pytest.mark.slow
     @pytest.mark.parametrize("mesh", [None, "batch=8"])
     @pytest.mark.parametrize("keep", [None, KEEP])
     def test_the_numbers_are_those_of_a_loop_that_casts_by_hand(self, mesh: str | None, keep: str | None) -> None:

@@ -13,6 +13,7 @@ TARGET = "v5e:2x4"
 MODELS = planned_models(tiny=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_rules_by_hand_have_effect_and_say_what_moves(name):
     planned = MODELS[name]

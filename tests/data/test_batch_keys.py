@@ -95,6 +95,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(("make", "options"), SOURCES.values(), ids=SOURCES)
 def test_it_is_as_with_arrays(make: Any, options: Any) -> None:
     plain, keyed = model_of(), model_of(batch_keys=KEYS)

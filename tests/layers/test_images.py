@@ -24,6 +24,7 @@ def augmented(seed):
     return model
 
 
+@pytest.mark.slow
 def test_every_mesh_augments_alike():
     found = {}
     for shape in ((1, 1), (4, 2)):
@@ -153,6 +154,7 @@ def test_a_pipeline_passes_a_mask_to_layers_that_take_one():
     np.testing.assert_array_equal(pipeline(np.ones(3, "float32"), mask=np.array([True, False, True])), [1, 0, 1])
 
 
+@pytest.mark.slow
 def test_augmentations_are_chosen_at_random():
     layer, images = layers.RandAugment(num_ops=3, factor=0.4), IMAGES[:2, :4, :4]
 

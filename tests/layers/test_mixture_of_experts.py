@@ -59,6 +59,7 @@ def by_loops(x, weights, top_k, capacity_factor, normalize, mask):
     return outputs, routed, dropped, count * (fractions * shares).sum() / mask.sum(), squares / mask.sum()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -116,6 +117,7 @@ PRESETS = {
 }
 
 
+@pytest.mark.slow
 def test_fit_is_equal_on_every_mesh_and_to_gradients_by_hand():
     one = model_on(one_device(), capacity_factor=1.0)
     before = one.get_weights()
@@ -153,6 +155,7 @@ def test_gradients_are_those_of_every_expert_computed_for_every_token():
         np.testing.assert_allclose(weight.numpy(), before[weight.path] - 0.1 * grads[weight.path], atol=1e-6)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_experts_stay_and_tokens_are_exchanged(preset):
     distribution = PRESETS[preset]()
@@ -212,6 +215,7 @@ def test_a_rule_of_the_layer_and_classes_of_dims():
     assert tensor.layout_map["moe/router"].axes[-1] is None
 
 
+@pytest.mark.slow
 def test_a_stack_of_experts():
     def stacked(distribution):
         kd.utils.set_random_seed(0)
@@ -231,6 +235,7 @@ def test_a_stack_of_experts():
     assert ("all_to_all", ("expert",)) in moved and not any(kind == "all_gather" for kind, _ in moved)
 
 
+@pytest.mark.slow
 def test_a_layout_is_found_for_it():
     losses = [
         model_on(distribution, capacity_factor=1.0).fit(X, Y, batch_size=ROWS, verbose=0).history["loss"]
@@ -239,6 +244,7 @@ def test_a_layout_is_found_for_it():
     np.testing.assert_allclose(*losses, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_partial_batch_and_evaluation():
     model, few = model_on(PRESETS["experts"](), capacity_factor=1.0), 5
     one = model_on(one_device(), capacity_factor=1.0)

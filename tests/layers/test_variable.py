@@ -72,6 +72,7 @@ class Counts(layers.Layer):
         return inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", ["DataParallel", "FullySharded"])
 def test_what_evaluation_and_prediction_assign_is_kept(distribution):
     x, seen = np.ones((20, 8), np.float32), []

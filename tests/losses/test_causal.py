@@ -32,6 +32,7 @@ def assert_same(found, expected, atol=1e-6):
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6, atol=atol), found, expected)
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 @pytest.mark.parametrize("vocabulary_dim", [0, 1])
 @pytest.mark.parametrize(("shards", "chunk_size"), [(1, 22), (1, 5), (2, 4)])

@@ -131,6 +131,7 @@ def test_a_frozen_weight_is_gathered_as_a_parameter_under_fsdp():
     assert np.isfinite(model.fit(X, Y, batch_size=16, verbose=0).history["loss"][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", [None, sharded])
 def test_a_merged_model_is_the_adapted_one_and_trains_as_before(distribution):
     distribution = None if distribution is None else distribution()
@@ -283,6 +284,7 @@ def test_all_layers_are_adapted_or_none():
         model.merge_lora()
 
 
+@pytest.mark.slow
 def test_a_model_with_adapters_is_saved_copied_and_loaded(tmp_path):
     model = with_updates(adapted(sharded(), dropout=0.25))
     model.compile("adam", "mse")
@@ -313,6 +315,7 @@ class StopAt(kd.callbacks.Callback):
             raise Stop
 
 
+@pytest.mark.slow
 def test_a_training_of_adapters_resumes_bit_for_bit(tmp_path):
     def fit(*callbacks):
         model = adapted(sharded(), dropout=0.25)

@@ -74,6 +74,7 @@ def by_hand(values, x):
     return x @ kernel("matrix", 8, 8) @ kernel("heads/0/kernel", 8, 3) + values["heads/0/bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", few([None, sharded, fully_sharded], sharded))
 def test_a_module_is_trained_as_hand_written_jax_trains_it(distribution):
     model = adapted(None if distribution is None else distribution())

@@ -163,6 +163,7 @@ def used(model: kd.Model, **options: Any) -> dict[str, Any]:
     return referred(model) | {name: weakref.ref(one) for name, one in others.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "devices"), [(Subclassed, 1), (functional, 8), (lambda: kd.Model.from_nnx(Foreign), 8)]
 )

@@ -57,6 +57,7 @@ PATHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using 'Module.sow", "ignore:raw floating arrays")
 @pytest.mark.parametrize("factory", PATHS, ids=lambda factory: factory.__name__)
 def test_modules_of_every_shape_have_the_paths_a_user_would_say_and_learn(factory):

@@ -60,6 +60,7 @@ def expected():
     return history, model.predict(vectorizer()(TEXT), verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["array", "list", "column"])
 def test_text_trains_as_its_numbers(expected, given):
     model = with_text()
@@ -72,6 +73,7 @@ def test_text_trains_as_its_numbers(expected, given):
     np.testing.assert_allclose(model(x), expected[1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_data_sets_of_text():
     numbers = with_numbers()
     x = vectorizer()(TEXT)

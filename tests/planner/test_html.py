@@ -150,6 +150,7 @@ def test_pictures_of_mesh_memory_and_shards(page, report):
     assert mesh.find("g/title").text == "cpu:0: data 0, model 0; holds [0:64, 0:16]"
 
 
+@pytest.mark.slow
 def test_arrays_that_lie_alike_share_a_picture(large_page):
     text = large_page.read_text()
     assert len(text) < 500_000

@@ -212,6 +212,7 @@ def test_costs_after_a_remedy_are_of_its_plan_also_for_convolutions():
     assert flops <= 1.01 * figures(found)[1] and moved < figures(found)[0]
 
 
+@pytest.mark.slow
 def test_little_repeated_work_without_a_remedy_is_no_problem():
     mesh = kd.DeviceMesh("data=2,model=4")
     attention = AttentionConfig(num_heads=8, num_kv_heads=4, head_dim=16, rotary=Rotary())

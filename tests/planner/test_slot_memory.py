@@ -54,6 +54,7 @@ def test_transfers_need_the_memory_of_one_parameter(plain, on_host):
     assert on_host.fits is True and not on_host.step.opaque
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_names_what_slots_would_save():
     rows = 2**20
     text = str(planned(rows=rows).verdict)
@@ -63,6 +64,7 @@ def test_a_step_that_does_not_fit_names_what_slots_would_save():
     assert "slot_memory" not in str(planned(rows=64).verdict), "it fits"
 
 
+@pytest.mark.slow
 def test_slots_of_shards(plain):
     sharded = planned("pinned_host", kd.FullySharded(MESH))
     assert sharded.verdict.host_nbytes == 2 * KERNELS // 8

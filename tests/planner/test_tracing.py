@@ -84,6 +84,7 @@ def test_factories_and_absent_devices(factory):
     assert program.assumed == ()
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("made", [sequential, Subclass, compiled, foreign_module])
 def test_a_model_is_not_touched(made):
     model = made()

@@ -34,6 +34,7 @@ def loaded(request, scan):
     return kd.pretrained.load(FOLDER / request.param, scan=scan), *recorded(request.param)
 
 
+@pytest.mark.first_cases(2)
 def test_packed_documents_do_not_see_each_other(loaded):
     model, tokens, expected = loaded
     first, second = 12, 4  # of gpt2 16 positions
@@ -45,6 +46,7 @@ def test_packed_documents_do_not_see_each_other(loaded):
     np.testing.assert_allclose(logits[0, first:], expected[1, :second], atol=1e-4)
 
 
+@pytest.mark.first_cases(2)
 def test_a_cache_changes_no_number(loaded):
     model, tokens, expected = loaded
     logits, cache = model(tokens[:, :5], cache=model.empty_cache(batch_size=2, slots=12))
@@ -56,6 +58,7 @@ def test_a_cache_changes_no_number(loaded):
     assert int(cache.index) == 12
 
 
+@pytest.mark.first_cases(2)
 def test_prompts_of_different_lengths_share_a_cache(loaded):
     model, tokens, expected = loaded
     lengths, steps = np.array([4, 7]), 5
@@ -92,6 +95,7 @@ def test_blocks_are_computed_again_in_the_backward_pass(scan):
     assert checkpoints(remat=True) == (1 if scan else 2)
 
 
+@pytest.mark.slow
 def test_training_is_the_same_in_all_forms():
     tokens, targets = np.arange(24, dtype="int32").reshape(2, 12), np.arange(1, 25).reshape(2, 12)
     start, losses = Decoder(config(initializer_range=0.3)), []

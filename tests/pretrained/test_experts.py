@@ -28,6 +28,7 @@ def model_on(distribution, family="mixtral", scan=False):
         return kd.pretrained.load(FOLDER / family, scan=scan)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("family", "scan"), [("mixtral", True), ("qwen3_moe", False), ("qwen3_moe_dense", False)])
 def test_training_adds_the_loss_of_transformers_for_all_layers(family, scan):
     model, (tokens, _, _) = model_on(distribution_of("one device", family, scan), family, scan), inputs_of(family)
@@ -40,6 +41,7 @@ def test_training_adds_the_loss_of_transformers_for_all_layers(family, scan):
     assert model.losses == []
 
 
+@pytest.mark.slow
 def test_training_is_equal_on_meshes():
     found = []
     for layout, scan in (("one device", False), ("megatron", False), ("megatron", True), ("fully sharded", True)):
@@ -73,6 +75,7 @@ def test_files_with_one_array_for_all_experts_are_loaded(family, tmp_path):
             np.testing.assert_allclose(kd.pretrained.load(tmp_path, scan=scan)(x), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_generation_on_a_mesh_equals_recomputing():
     prompts = [row.tolist() for row in inputs_of("mixtral")[0]]
     for scan in (False, True):
@@ -115,6 +118,7 @@ def plan_on(spec, batch):
     return kd.plan(network, (tokens, tokens), kd.ModelParallel(rules, batch, strict=True), loss="causal_lm")
 
 
+@pytest.mark.slow
 def test_tokens_are_exchanged_and_experts_are_not_gathered():
     report = plan_on("data=2,expert=2,model=2", ("data", "expert"))
     assert "4 experts over expert, with 12 slots of each for the 12 tokens of a row" in report.kernels

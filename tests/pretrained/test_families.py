@@ -45,6 +45,7 @@ CASES = [
 ]
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize(("layout", "scan"), CASES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_outputs_and_files_equal_those_of_transformers(family, layout, scan, tmp_path):

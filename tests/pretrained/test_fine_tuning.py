@@ -25,6 +25,7 @@ def rows():
     return rows
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("where", ["data=8,model=1", "data=2,model=4", "fully data=2,model=4"])
 def test_the_loss_curve_is_that_of_a_loop_by_hand(where, dtype, rows):

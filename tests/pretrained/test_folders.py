@@ -275,6 +275,7 @@ def test_a_network_with_a_chosen_kernel_is_saved_in_any_dtype(dtype, tmp_path):
     assert {array.dtype for array in load_file(tmp_path / "saved" / "model.safetensors").values()} == {jnp.dtype(dtype)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "is_short"), [("llama", False), ("vit", True)])
 def test_auto_parallel_finds_the_layout_before_weights_are_read(family, is_short):
     mesh = kd.DeviceMesh("data=2,model=4")

@@ -199,6 +199,7 @@ class Growing(Adding):
         return logits, last.astype("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "said"),
     [

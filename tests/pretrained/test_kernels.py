@@ -280,6 +280,7 @@ def test_a_plan_names_the_kernel_of_its_target(windows):
     assert f"kernel: {found.kernels[0]}" in str(found)
 
 
+@pytest.mark.slow
 def test_a_search_for_layouts_follows_the_heads_through_attention():
     tokens = jax.ShapeDtypeStruct((8, 16), "int32")
 

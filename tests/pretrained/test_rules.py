@@ -24,6 +24,7 @@ def layouts(rules, paths):
     return {path: axes if any(axes) else None for path, axes in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "scan"), [("mistral", False), ("gemma2", True), ("gpt2", False), ("phi3", True)])
 def test_rules_are_those_that_presets_find_in_the_step(family, scan, mesh):
     def network():

@@ -46,6 +46,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 ON_FOUR = kd.DeviceMesh("data=4", devices=[f"cpu:{index}" for index in range(4)])
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @example((ON_FOUR, ("data", None), (4, 3)), 1)  # whose last bits differed with jax 0.12
 @given(placed_shapes(), SEEDS)

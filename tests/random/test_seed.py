@@ -33,6 +33,7 @@ def same(one: Any, other: Any) -> bool:
     return bool((np.asarray(one) == np.asarray(other)).all())
 
 
+@pytest.mark.first_cases(2)
 @EVERY_FUNCTION
 def test_an_integer_gives_the_same_in_each_call(draw):
     assert same(draw(seed=7), draw(seed=7))
@@ -77,6 +78,7 @@ def test_a_generator_whose_first_number_would_become_a_constant():
         jax.jit(lambda: random.normal((), seed=random.SeedGenerator()))()
 
 
+@pytest.mark.first_cases(2)
 @EVERY_FUNCTION
 def test_seeds_inside_a_compiled_function(draw):
     for found in jax.jit(lambda: [draw(seed=7), draw(seed=random.SeedGenerator(7))])():

@@ -83,6 +83,7 @@ def test_the_base_of_lora_is_written_once_and_the_result_is_the_same(tmp_path: A
     assert size(base) > kernel_bytes
 
 
+@pytest.mark.slow
 def test_it_resumes_on_another_mesh_and_weights_load(tmp_path: Any) -> None:
     expected = fit(with_lora(1), tmp_path / "whole")
     with pytest.raises(Stop):
@@ -111,6 +112,7 @@ def partly_frozen(frozen: bool) -> kd.Model:
     return model
 
 
+@pytest.mark.slow
 def test_a_layer_that_was_trained_meanwhile_is_written_anew(tmp_path: Any) -> None:
     model = partly_frozen(True)
     fit(model, tmp_path, epochs=1)

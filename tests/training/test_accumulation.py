@@ -150,6 +150,7 @@ def whole(chain: str) -> list[np.ndarray]:
     return trained_on_tokens(CHAINS[chain](), len(IDS)).get_weights()
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize(
     ("chain", "devices"),
     [*((chain, 1) for chain in CHAINS), *((chain, 4) for chain in ("adafactor", "partition", "of ours"))],

@@ -71,6 +71,7 @@ def expected(is_tied):
 CASES = [(mesh, False, 3) for mesh in MESHES] + [(mesh, True, size) for size in (3, SIZE) for mesh in MESHES[1:3]]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("case", few(CASES, CASES[1], CASES[3], CASES[-2]), ids=str)
 def test_the_mean_is_per_token_over_all_batches_of_an_update(case):
     mesh, is_tied, chunk_size = case

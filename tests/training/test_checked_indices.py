@@ -28,6 +28,7 @@ def compiled(devices: int, **options: Any) -> Any:
     return model
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("devices", "options"),
     [(1, {"run_eagerly": True}), (8, {"check": True}), (1, {"check": True, "steps_per_execution": 1, "remat": "full"})],

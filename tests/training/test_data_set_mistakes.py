@@ -20,6 +20,7 @@ from tests.training.trained import Trained, W, X, Y, assert_same
 class TestMistakes:
     """They say where, and the model goes on."""
 
+    @pytest.mark.first_cases(1)
     @pytest.mark.parametrize("place", ["fit", "evaluate", "predict", "validation"])
     def test_a_source_that_raises_leaves_the_model_usable(self, one_device, place):
         def broken() -> Iterator[Any]:
@@ -121,6 +122,7 @@ class TestMistakes:
             history = model.fit(iter(cut((X, Y), 8)), epochs=3, verbose=0)
         assert history.epoch == [0] and int(model.optimizer.iterations) == len(cut((X, Y), 8))
 
+    @pytest.mark.first_cases(2)
     @pytest.mark.parametrize("count", [1, 2, 3, 5])
     @pytest.mark.parametrize("kind", [list, tuple])
     def test_a_list_of_batches_is_told_from_x_and_y(self, count, kind):

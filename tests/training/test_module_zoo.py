@@ -145,6 +145,7 @@ def alone_losses(factory):
     return epoch_losses(kd.DataParallel(devices=kd.list_devices()[:1]), name)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.soak
 @pytest.mark.parametrize("name", some(ZOO) if ROUNDS else few(ZOO, "transformer", "convolution over space", "lora"))
 def test_trains_as_on_one_device(name):

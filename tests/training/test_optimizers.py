@@ -76,6 +76,7 @@ def test_every_slot_lies_as_its_parameter(name: str) -> None:
     assert found == {"Adafactor": 2, "Adam": 5, "RMSprop": 5, "Muon": 3, "SGD": 3, "Adagrad": 3, "Lion": 3}.get(name, 4)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["Adafactor", "Muon", *["Adam", "Lamb"] * LARGE])
 def test_the_same_numbers_on_a_mesh(name: str) -> None:

@@ -95,6 +95,7 @@ def assert_same(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(one, other, atol=3e-6, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", few(MESHES, "data=2,model=4"))
 def test_ring_attention_on_rows_that_do_not_divide_has_the_numbers_of_one_device(mesh: str) -> None:
     assert_same(results(mesh, uneven="pad"), results_of_one_device())
@@ -105,6 +106,7 @@ def scalar(y_true: Any, y_pred: Any) -> Any:
     return jnp.mean(y_pred**2) + jnp.max(y_pred) * 0.1
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_one_number_sees_the_real_rows_alone() -> None:
     found = []
     for mesh, options in (("data=2,model=4", {"uneven": "pad"}), (None, {})):
@@ -113,6 +115,7 @@ def test_a_loss_that_is_one_number_sees_the_real_rows_alone() -> None:
     assert_same(*found)
 
 
+@pytest.mark.slow
 def test_each_step_sees_padding_in_the_module_alone() -> None:
     seen: dict[str, set[int]] = {"module": set(), "loss": set()}
 
@@ -133,6 +136,7 @@ def test_each_step_sees_padding_in_the_module_alone() -> None:
     assert seen == {"module": {16, 20, 8, 12}, "loss": {16, 7}}
 
 
+@pytest.mark.slow
 def test_steps_of_the_users_own_pad_by_stateless_call() -> None:
     def losses(mesh: str | None) -> list[float]:
         def train_step(state: Any, batch: Any, rngs: Any) -> Any:
@@ -178,6 +182,7 @@ class Auxiliary(Attending):
         }
 
 
+@pytest.mark.slow
 def test_outputs_without_rows_stay_as_they_are() -> None:
     model = model_on("data=8,model=1", Auxiliary, {"y": LOSS}, metrics=None, uneven="pad")
     plain = model_on("data=8,model=1", Attending, uneven="pad")

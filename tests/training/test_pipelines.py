@@ -71,6 +71,7 @@ def gpipe():
     return model_on(GPIPE)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("rules", "mesh", "options", "bubble"),
     [
@@ -107,6 +108,7 @@ def test_only_micro_batches_move_between_stages(gpipe):
     assert report.to_dict()["pipelines"][0]["bubble"] == pytest.approx(3 / 11)
 
 
+@pytest.mark.slow
 def test_partial_batches_are_exact(gpipe):
     kernels = gpipe.get_weights()
     for rows in (30, 13, 1):
@@ -115,6 +117,7 @@ def test_partial_batches_are_exact(gpipe):
         assert gpipe.predict(X[:rows], verbose=0).shape == (rows, SIZE)
 
 
+@pytest.mark.slow
 def test_dropout_is_equal_on_all_meshes():
     def train(mesh, **options):
         kd.random.set_random_seed(0)
@@ -184,6 +187,7 @@ def test_stages_without_micro_batches_are_warned_of(batch, said):
     assert not report.pipelines, "it is none"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_places", [False, True])
 def test_a_scanned_decoder_is_pipelined_too(has_places):
     rotary = {"rotary": Rotary(), "layers_without_rotary": (2,), "window": 3, "sliding_layers": (0, 2)}

@@ -123,6 +123,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("mesh", "axes", "rule"),
     [(*layout, rule) for layout, rule in zip(LAYOUTS, (Descent, ByRow, Lazy, ByRow, Lazy), strict=True)],
@@ -294,6 +295,7 @@ def test_optimizers_of_other_weights_may_need_whole_weights():
         np.testing.assert_allclose(model.get_weights()[0], trained(ByRow, EPOCH[:1])[0], rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(("mesh", "axes"), LAYOUTS)
 def test_compiled_step_holds_table_and_slots_and_no_other_array_of_their_size(mesh, axes):
     model = model_on(on(mesh, axes), "adam", count=2**16)

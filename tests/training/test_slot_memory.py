@@ -40,6 +40,7 @@ def are_equal(one, other):
     return all(np.array_equal(a, b) for a, b in zip(one.get_weights(), other.get_weights(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_losses_and_weights_are_equal_bit_for_bit(strategy):
     plain, model = made(strategy, None), made(strategy)
@@ -80,6 +81,7 @@ class KerasStep(kd.Sequential):
         return {"loss": loss}, (trainable, after, slots, metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"kind": KerasStep}, {"run_eagerly": True}], ids=["keras", "eager"])
 def test_other_steps(options):
     plain, model = made(memory=None, **options), made(**options)

@@ -108,6 +108,7 @@ def assert_near(found: dict[str, Any], expected: dict[str, Any]) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("name", few(list(SPLIT) if ROUNDS else list(SPLIT)[:-1], "height and width"))
 def test_images_split_over_devices_train_as_on_one(name):
