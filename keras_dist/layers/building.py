@@ -34,7 +34,7 @@ from keras_dist.layers.weight_arguments import (
     keyword_defaults,
     show_keywords,
 )
-from keras_dist.layers.weights import own_variables, walk
+from keras_dist.layers.weights import direct_variables, walk
 from keras_dist.variables import call_context
 from keras_dist.variables.variable import Variable, check_shape, drawn, made_by_layer
 
@@ -322,7 +322,7 @@ class Building:
         if self._runtime.deferred is not None:
             self._runtime.deferred.create()
         if variable.get_metadata("number") is None:
-            taken = [other.get_metadata().get("number") or 0 for _, other in own_variables(self)]
+            taken = [other.get_metadata().get("number") or 0 for _, other in direct_variables(self)]
             taken += [other.get_metadata("number") for _, other in self._runtime.made or ()]
             variable.set_metadata("number", 1 + max(taken, default=0))
 

@@ -255,7 +255,7 @@ def copy_of(module: nnx.Module, replace: Any) -> nnx.Module:
     return copy
 
 
-def fresh_copy(module: nnx.Module) -> tuple[nnx.Module, set[tree_paths.Parts]]:
+def copy_to_build(module: nnx.Module) -> tuple[nnx.Module, set[tree_paths.Parts]]:
     """Return a copy of a module, to be changed in the current trace, and the paths of the arrays that exist already.
 
     These arrays are zeros in the copy. Layers whose weights have no arrays are not built in the copy.

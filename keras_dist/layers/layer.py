@@ -48,7 +48,7 @@ from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.remat_scope import RematScope, current_scope
 from keras_dist.layers.runtime import HasRuntime
 from keras_dist.layers.weight_arguments import Identifier, defaults_of
-from keras_dist.layers.weights import WeightOwner, own_variables, walk_owned
+from keras_dist.layers.weights import WeightOwner, direct_variables, walk_owned
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.saving import Configurable, not_initialised
 from keras_dist.saving.object_registry import snake_case
@@ -310,7 +310,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
             if is_of_keras(item):
                 check_is_ours(f"attribute {name!r} of layer {vars(self).get('_name', type(self).__name__)!r}", item)
         value = as_nnx_containers(value)
-        for _, variable in own_variables(value) if isinstance(value, nnx.List | nnx.Dict) else [((), value)]:
+        for _, variable in direct_variables(value) if isinstance(value, nnx.List | nnx.Dict) else [((), value)]:
             if isinstance(variable, Variable):
                 self._number_weight(variable)
                 if not variable._owners:

@@ -88,7 +88,7 @@ def _walk(
     seen.add(id(node))
     if hasattr(node, "_trainable"):
         owners = (node, *owners)
-    for inner, variable in sorted(own_variables(node), key=lambda item: _rank(item[1])):
+    for inner, variable in sorted(direct_variables(node), key=lambda item: _rank(item[1])):
         if id(variable) not in seen:
             seen.add(id(variable))
             yield tree_paths.visible((*parts, *inner)), variable, owners
@@ -97,13 +97,13 @@ def _walk(
             yield from _walk(value, (*parts, name), owners, seen)
 
 
-def own_variables(node: Any) -> Iterator[tuple[tree_paths.Parts, nnx.Variable]]:
-    """Yield the variables of a module itself, also in lists and dicts, in the order of assignment."""
+def direct_variables(node: Any) -> Iterator[tuple[tree_paths.Parts, nnx.Variable]]:
+    """Yield the variables that a module holds directly, also in lists and dicts, in the order of assignment."""
     for name, value in children_of(node):
         if isinstance(value, nnx.Variable):
             yield (name,), value
         elif isinstance(value, nnx.List | nnx.Dict):
-            yield from (((name, *inner), variable) for inner, variable in own_variables(value))
+            yield from (((name, *inner), variable) for inner, variable in direct_variables(value))
     if not hasattr(node, "_trainable"):  # flax.nnx.bridge keeps the variables of Linen modules in plain dicts
         for name, value in vars(node).items():
             if isinstance(value, dict):
@@ -336,7 +336,7 @@ class WeightOwner:
             weight.assign(store[str(number)])
 
     def _own_weights(self) -> list[Any]:
-        own = {id(variable) for _, variable in own_variables(self)}
+        own = {id(variable) for _, variable in direct_variables(self)}
         return self._weights_so_far(lambda variable: id(variable) in own)
 
     @classmethod

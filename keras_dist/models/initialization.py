@@ -32,7 +32,7 @@ from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.adoption import adopt, take_static
-from keras_dist.layers.deferred_weights import build_as_called, check_same, create_parts, deferred_in, fresh_copy
+from keras_dist.layers.deferred_weights import build_as_called, check_same, copy_to_build, create_parts, deferred_in
 from keras_dist.layers.names import keras_paths
 from keras_dist.layers.weights import store_paths, walk
 from keras_dist.models.adoption import settle
@@ -173,7 +173,7 @@ def _traced_layers(
 
     def trace(shapes: list[jax.ShapeDtypeStruct]) -> PyTree:
         def factory(rngs: nnx.Rngs) -> Any:
-            copy, values = fresh_copy(model)
+            copy, values = copy_to_build(model)
             known.update(values)
             zeros = iter([jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes])
             filled = [next(zeros) if isinstance(leaf, KerasTensor) else leaf for leaf in leaves]

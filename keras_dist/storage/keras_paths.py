@@ -13,7 +13,7 @@ from keras_dist import layers
 from keras_dist._support import tree_paths
 from keras_dist.layers.attention.multi_head_attention import ProjectedAttention
 from keras_dist.layers.core.wrapper import Wrapper
-from keras_dist.layers.weights import children_of, own_variables
+from keras_dist.layers.weights import children_of, direct_variables
 from keras_dist.saving.object_registry import snake_case
 
 OPTIMIZER = "optimizer"
@@ -103,7 +103,7 @@ def _walk_container(container: Any, name: str, parts: tree_paths.Parts, walk: _W
 
 def _own(node: Any, parts: tree_paths.Parts, order: Mapping[str, int]) -> list[str]:
     """Return the paths of the variables that Keras keeps with an object itself."""
-    paths = [tree_paths.join(tree_paths.visible((*parts, *inner))) for inner, _ in own_variables(node)]
+    paths = [tree_paths.join(tree_paths.visible((*parts, *inner))) for inner, _ in direct_variables(node)]
     found = sorted((path for path in paths if path in order), key=order.__getitem__)
     if isinstance(node, layers.SpectralNormalization):
         inner = tree_paths.visible((*parts, *_member(node, node.layer)[1]))
