@@ -84,7 +84,7 @@ class FullySharded(RuleBased):
         first = device_mesh.axis_names[0]
         self.axis = resolve_axes("axis", first if axis is None else axis, device_mesh)
         example = 2**20
-        self._min_size_bytes = check_int("min_size_bytes", min_size_bytes, 0, example=example, error=DistributionError)
+        self.min_size_bytes = check_int("min_size_bytes", min_size_bytes, 0, example=example, error=DistributionError)
         rules = _check_same_mesh(rules, device_mesh)
         batch = batch_dim_name or self.axis
         super().__init__(device_mesh, rules, batch, auto_shard_dataset, strict, axis_names, sequence_axis)
@@ -108,7 +108,7 @@ class FullySharded(RuleBased):
         if by_rule is not None and by_rule.device_mesh is None and self._is_for_another_mesh(variable):
             by_rule = None  # the plan reports it as overridden
         base = TensorLayout.replicated(len(variable.shape), self.device_mesh) if by_rule is None else by_rule
-        if nbytes_of(variable) < self._min_size_bytes:
+        if nbytes_of(variable) < self.min_size_bytes:
             return base
         sharded = base.shard_largest_dim(variable.shape, self.axis)
         if sharded is None:
@@ -117,7 +117,7 @@ class FullySharded(RuleBased):
         return sharded.because(f"{base.reason}, {own}" if base.reason else own)
 
     def _check_whole(self, decided: Sequence[tuple[VariableSpec, tuple[TensorLayout, TensorLayout]]]) -> list[Problem]:
-        axes, least = set(self.gathered_axes), max(LARGE_NBYTES, self._min_size_bytes)
+        axes, least = set(self.gathered_axes), max(LARGE_NBYTES, self.min_size_bytes)
         whole = [
             spec
             for spec, (layout, _) in decided

@@ -75,7 +75,7 @@ class Value:
     nbytes: int
     is_float32: bool = False
     shape: tuple[int, ...] = ()
-    """Of one device's shard."""
+    """The shape of one device's shard."""
     padding: float = math.inf
     """Factor of its bytes in products; infinite outside of products."""
     readers: list[Operation] = dataclasses.field(default_factory=list)

@@ -260,7 +260,7 @@ class _Search:
         if any(layouts[row.path][0] != row.axes[0] for row in self._batch):
             batch = layouts[self._batch[0].path][0]
         given = {"axis_names": dict(now.axis_names), "sequence_axis": getattr(now, "sequence_axis", None)}
-        given |= {"min_size_bytes": getattr(now, "_min_size_bytes", 0), "strict": now.strict}
+        given |= {"min_size_bytes": getattr(now, "min_size_bytes", 0), "strict": now.strict}
         options: dict[str, Any] = {name: value for name, value in given.items() if value}
         if not now.auto_shard_dataset:
             options["auto_shard_dataset"] = False

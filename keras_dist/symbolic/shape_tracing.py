@@ -54,7 +54,7 @@ def trace(
                 run(_filled(shapes, tensors, SIZES[1]))
             except Exception as other:
                 _show_unknown(error, other)
-            if any(str(number) in str(error) for number in SIZES):
+            if re.search(rf"\b({SIZES[0]}|{SIZES[1]})\b", str(error)):
                 error.add_note(f"{SIZES[0]} stands for a dim of unknown size (None), such as the batch")
         raise
 
