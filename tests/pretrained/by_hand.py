@@ -1,6 +1,5 @@
 """A language model of the form of Llama, its loss and its training, in JAX alone."""
 
-import functools
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 2, 8, 4, 4
 HIDDEN, UNITS, TOKENS = 32, 64, 256
 THETA, EPSILON = 10_000.0, 1e-6
+FIRST, SECOND = 0.9, 0.999  # of Adam
 
 
 def normalized(x: Any, scale: Any) -> Any:
@@ -27,12 +27,12 @@ def rotated(x: Any, positions: Any) -> Any:
 
 def attended(q: Any, k: Any, v: Any, segments: Any) -> Any:
     """Attention to earlier tokens of the segment; q (batch, length, HEADS, HEAD_DIM)."""
-    k, v = (jnp.repeat(each, HEADS // KV_HEADS, axis=2) for each in (k, v))
+    grouped = q.reshape(*q.shape[:2], KV_HEADS, HEADS // KV_HEADS, HEAD_DIM)
     index = jnp.arange(q.shape[1])
     seen = (index[:, None] >= index) & (segments[:, :, None] == segments[:, None, :])
-    scores = jnp.einsum("btnh,bsnh->bnts", q, k, preferred_element_type="float32") / HEAD_DIM**0.5
-    shares = jax.nn.softmax(jnp.where(seen[:, None], scores, -1e30), axis=-1).astype(v.dtype)
-    return jnp.einsum("bnts,bsnh->btnh", shares, v)
+    scores = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type="float32") / HEAD_DIM**0.5
+    shares = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -1e30), axis=-1).astype(v.dtype)
+    return jnp.einsum("bkgts,bskh->btkgh", shares, v).reshape(q.shape)
 
 
 def logits(weights: dict[str, Any], x: dict[str, Any], dtype: str) -> Any:
@@ -52,49 +52,68 @@ def logits(weights: dict[str, Any], x: dict[str, Any], dtype: str) -> Any:
     return normalized(h, weights["norm/scale"]) @ weights["head/kernel"]
 
 
+@jax.custom_vjp
+def cross_entropy(logits: Any, labels: Any) -> Any:
+    """-log(softmax(logits)[label]), with the gradient as it stands in books, softmax - one_hot."""
+    return forward(logits, labels)[0]
+
+
+def forward(logits: Any, labels: Any) -> Any:
+    wide = logits.astype("float32")
+    total = jax.nn.logsumexp(wide, axis=-1)
+    return total - jnp.take_along_axis(wide, labels[..., None], axis=-1)[..., 0], (logits, labels, total)
+
+
+def backward(saved: Any, slope: Any) -> Any:
+    logits, labels, total = saved
+    softmax = jnp.exp(logits.astype("float32") - total[..., None])
+    return (slope[..., None] * (softmax - jax.nn.one_hot(labels, TOKENS))).astype(logits.dtype), None
+
+
+cross_entropy.defvjp(forward, backward)
+
+
 def loss(weights: dict[str, Any], batch: Any, dtype: str) -> Any:
     """The mean of the cross entropy of the next token over all weights."""
     x, y, sample_weight = batch
-    logs = jax.nn.log_softmax(logits(weights, x, dtype)[:, :-1].astype("float32"))
-    each = -jnp.take_along_axis(logs, y[:, 1:, None], axis=-1)[..., 0]
+    each = cross_entropy(logits(weights, x, dtype)[:, :-1], y[:, 1:])
     return jnp.sum(each * sample_weight[:, 1:]) / jnp.sum(sample_weight[:, 1:])
 
 
-def losses_at(weights: list[dict[str, Any]], batches: list[Any], dtype: str) -> list[float]:
-    """The losses at weights as they are sharded, with rows over `data`; weights over `data` are gathered first."""
+def losses(weights: dict[str, Any], batches: list[list[Any]], dtype: str, rate: float) -> list[float]:
+    """Train sharded weights, with an update for the batches of each list, and return the losses.
+
+    Rows are sharded over `data`; weights over `data` are gathered first.
+    """
 
     def gathered(weight: Any) -> Any:
         kept = (None if axis == "data" else axis for axis in weight.sharding.spec)
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*kept))
 
-    mesh = next(iter(weights[0].values())).sharding.mesh
-    shardings = jax.tree.map(gathered, weights[0])
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    def loss_of(weights: Any, batch: Any) -> Any:
+        return loss(jax.lax.with_sharding_constraint(weights, whole), batch, dtype)
 
     @jax.jit
-    def compute(weights: Any, batch: Any) -> Any:
-        return loss(jax.lax.with_sharding_constraint(weights, shardings), batch, dtype)
+    def step(weights: Any, slots: Any, count: Any, batches: list[Any]) -> Any:
+        value, grads = 0.0, jax.tree.map(jnp.zeros_like, weights)
+        tokens = [jnp.sum(sample_weight[:, 1:]) for _, _, sample_weight in batches]
+        for batch, size in zip(batches, tokens, strict=True):
+            one, gradient = jax.value_and_grad(loss_of)(weights, batch)
+            value, grads = value + size * one, jax.tree.map(lambda a, b, size=size: a + size * b, grads, gradient)
+        value, grads = jax.tree.map(lambda each: each / sum(tokens), (value, grads))
+        m = jax.tree.map(lambda m, g: FIRST * m + (1 - FIRST) * g, slots[0], grads)
+        v = jax.tree.map(lambda v, g: SECOND * v + (1 - SECOND) * g * g, slots[1], grads)
+        size = rate * jnp.sqrt(1 - SECOND**count) / (1 - FIRST**count)
+        weights = jax.tree.map(lambda w, m, v: w - size * m / (jnp.sqrt(v) + 1e-7), weights, m, v)
+        weights, m, v = jax.lax.with_sharding_constraint((weights, m, v), (shardings,) * 3)
+        return value, weights, (m, v)
 
-    return [float(compute(*each)) for each in zip(weights, jax.device_put(batches, rows), strict=True)]
-
-
-@functools.partial(jax.jit, static_argnames=("dtype", "rate"))
-def step(weights: Any, slots: Any, count: Any, batch: Any, dtype: str, rate: float) -> Any:
-    """An update of Adam."""
-    first, second = 0.9, 0.999
-    value, grads = jax.value_and_grad(loss)(weights, batch, dtype)
-    m = jax.tree.map(lambda m, g: first * m + (1 - first) * g, slots[0], grads)
-    v = jax.tree.map(lambda v, g: second * v + (1 - second) * g * g, slots[1], grads)
-    size = rate * jnp.sqrt(1 - second**count) / (1 - first**count)
-    weights = jax.tree.map(lambda w, m, v: w - size * m / (jnp.sqrt(v) + 1e-7), weights, m, v)
-    return value, weights, (m, v)
-
-
-def losses(weights: dict[str, Any], batches: list[Any], dtype: str, rate: float) -> list[float]:
-    """Train, with an update for each batch, and return the losses."""
+    mesh = next(iter(weights.values())).sharding.mesh
+    shardings, whole = (jax.tree.map(each, weights) for each in (lambda weight: weight.sharding, gathered))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     zeros = jax.tree.map(jnp.zeros_like, weights)
     slots, found = (zeros, zeros), []
-    for count, batch in enumerate(batches, 1):
-        value, weights, slots = step(weights, slots, float(count), batch, dtype, rate)
+    for count, some in enumerate(batches, 1):
+        value, weights, slots = step(weights, slots, float(count), jax.device_put(some, rows))
         found.append(float(value))
     return found

@@ -4,8 +4,12 @@ import pathlib
 import sysconfig
 from typing import Any
 
+import jax
+import numpy as np
+
 import keras_dist as kd
 from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, FeedForwardConfig, Rotary
+from tests import layouts
 from tests.pretrained import by_hand
 
 LENGTH = 64
@@ -42,3 +46,26 @@ def packed() -> Any:
 def decoder(dtype: str = "mixed_bfloat16") -> Decoder:
     """The model, which computes each block again in the backward pass."""
     return Decoder(CONFIG, remat=True, dtype=dtype)
+
+
+BATCH_SIZE, ACCUMULATED, UPDATES, RATE = 8, 2, 8, 1e-3
+
+
+def curves(where: str, dtype: str) -> tuple[list[float], list[float]]:
+    """Return the losses of `fit`, an epoch for each update, and of the loop by hand on the same mesh."""
+    rows = packed()
+    with layouts.on(where, RULES).scope():
+        kd.set_random_seed(0)
+        model = decoder(dtype)
+    model.compile(kd.optimizers.Adam(RATE, gradient_accumulation_steps=ACCUMULATED), loss="causal_lm")
+    model.build((None, LENGTH))
+    weights = {variable.path: variable.value.copy() for variable in model.variables}
+    options = {"steps_per_epoch": ACCUMULATED, "shuffle": False, "verbose": 0}
+    losses = model.fit(rows, None, BATCH_SIZE, UPDATES, **options).history["loss"]
+
+    def batch(numbers: Any) -> Any:
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *(rows[number] for number in numbers))
+
+    numbers = np.arange(UPDATES * ACCUMULATED * BATCH_SIZE).reshape(UPDATES, ACCUMULATED, -1)
+    batches = [[batch(some) for some in update] for update in numbers]
+    return losses, by_hand.losses(weights, batches, dtype.removeprefix("mixed_"), RATE)
