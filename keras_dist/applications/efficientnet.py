@@ -102,8 +102,5 @@ def preprocess_input(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
     Args:
         x: images with values from 0 to 255.
         data_format: unused.
-
-    Source: `keras.applications.efficientnet.preprocess_input`.
     """
-    del data_format
     return x

@@ -69,10 +69,7 @@ class Arguments:
         rate: float = 0.0,
         initializer: Any = "glorot_uniform",
     ) -> Model:
-        """Return the network with features `x`: with a classifier of pooled features, or only pooling.
-
-        `pools` are names of the mean and the maximum layer, `rate` is the dropout before the classifier.
-        """
+        """Return the network with features `x`: with pooling alone, or a classifier after a dropout."""
         if self.include_top:
             x = layers.GlobalAveragePooling2D(name=pools[0])(x)
             if rate:

@@ -13,8 +13,7 @@ from keras_dist.symbolic.tensors import KerasTensor
 
 __all__ = ["ResNet50", "decode_predictions", "preprocess_input"]
 
-_STACKS = ((64, 3), (128, 4), (256, 6), (512, 3))
-"""Filters and number of blocks of each stack."""
+_STACKS = ((64, 3), (128, 4), (256, 6), (512, 3))  # filters and number of blocks of each stack
 
 
 @network

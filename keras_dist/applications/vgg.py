@@ -10,8 +10,7 @@ from keras_dist.models import Model
 
 __all__ = ["VGG16", "VGG19", "decode_predictions", "preprocess_input"]
 
-_FILTERS = (64, 128, 256, 512, 512)
-"""Filters of the convolutions of each block."""
+_FILTERS = (64, 128, 256, 512, 512)  # filters of the convolutions of each block
 
 
 @network

@@ -11,8 +11,7 @@ from keras_dist.symbolic.tensors import KerasTensor
 
 __all__ = ["Xception", "decode_predictions", "preprocess_input"]
 
-_MIDDLE = range(5, 13)
-"""Blocks that keep the shape of their input."""
+_MIDDLE = range(5, 13)  # blocks that keep the shape of their input
 
 
 @network

@@ -1,7 +1,5 @@
 """Formats, overlaps and deltas of bounding boxes."""
 
-# pyright: reportUnknownMemberType=false
-
 from __future__ import annotations
 
 import math
@@ -74,8 +72,6 @@ def convert_format(
         >>> from keras_dist.utils import bounding_boxes
         >>> bounding_boxes.convert_format(np.array([[10, 20, 30, 60]]), "xyxy", "rel_xywh", height=100, width=50)
         Array([[0.2, 0.2, 0.4, 0.4]], dtype=float32)
-
-    Source: `keras.utils.bounding_boxes.convert_format`.
     """
     if isinstance(boxes, Mapping):
         return {**boxes, "boxes": convert_format(boxes["boxes"], source, target, height, width, dtype)}
@@ -175,8 +171,6 @@ def compute_iou(
         >>> from keras_dist.utils import bounding_boxes
         >>> bounding_boxes.compute_iou(np.array([[0, 0, 2, 2]]), np.array([[0, 0, 2, 1], [4, 4, 6, 6]]), "xyxy")
         Array([[0.5, 0. ]], dtype=float32)
-
-    Source: `keras.utils.bounding_boxes.compute_iou`.
     """
     for argument, boxes in (("boxes1", boxes1), ("boxes2", boxes2)):
         if jnp.ndim(boxes) not in (2, 3):
@@ -198,8 +192,7 @@ def compute_ciou(
     """Return the complete IoU of pairs of boxes: the IoU minus penalties for distance and different proportions.
 
     Args:
-        boxes1: (..., 4).
-        boxes2: (..., 4).
+        boxes1, boxes2: (..., 4).
         bounding_box_format: format of both; see `convert_format`.
         image_shape: (height, width, channels), for relative formats.
 
@@ -208,8 +201,6 @@ def compute_ciou(
 
     Raises:
         ModelError: the format is unknown, or `image_shape` is missing.
-
-    Source: `keras.utils.bounding_boxes.compute_ciou`.
     """
     size = image_size(image_shape, bounding_box_format)
     boxes1 = convert_format(boxes1, bounding_box_format, "xyxy", *size)
@@ -263,8 +254,6 @@ def encode_box_to_deltas(
 
     Raises:
         ModelError: a format is unknown, `image_shape` is missing, or `variance` does not have four numbers.
-
-    Source: `keras.utils.bounding_boxes.encode_box_to_deltas`.
     """
     factors = _variances(variance)
     check_option("encoding_format", encoding_format, _CENTERED)
@@ -290,19 +279,14 @@ def decode_deltas_to_boxes(
     Args:
         anchors: (N, 4), or a dict of such arrays by level.
         boxes_delta: (N, 4) or (batch, N, 4), or a dict by level.
-        anchor_format: format of `anchors`; see `convert_format`.
-        box_format: format of the result.
+        anchor_format, box_format, variance, image_shape: as in `encode_box_to_deltas`.
         encoded_format: order of the deltas, `"center_yxhw"` or `"center_xywh"`.
-        variance: four numbers by which deltas are multiplied.
-        image_shape: (height, width, channels), for relative formats.
 
     Returns:
         Boxes of the shape of the deltas, float32, or a dict by level.
 
     Raises:
         ModelError: a format is unknown, `image_shape` is missing, or `variance` does not have four numbers.
-
-    Source: `keras.utils.bounding_boxes.decode_deltas_to_boxes`.
     """
     if isinstance(anchors, Mapping) and isinstance(boxes_delta, Mapping):
         options = (anchor_format, box_format, encoded_format, variance, image_shape)

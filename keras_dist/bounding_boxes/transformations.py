@@ -1,7 +1,5 @@
 """Transformations of bounding boxes together with images."""
 
-# pyright: reportUnknownMemberType=false
-
 from __future__ import annotations
 
 import math
@@ -35,8 +33,6 @@ def clip_to_image_size(
 
     Raises:
         ModelError: the format is another one, or height and width are missing.
-
-    Source: `keras.utils.bounding_boxes.clip_to_image_size`.
     """
     is_relative = check_option("bounding_box_format", bounding_box_format, ("xyxy", "rel_xyxy")) == "rel_xyxy"
     if not is_relative:
@@ -69,8 +65,6 @@ def crop(
 
     Raises:
         ModelError: the format is another one.
-
-    Source: `keras.utils.bounding_boxes.crop`.
     """
     _check_is_xyxy(bounding_box_format)
     return of_edges(_clipped, of_edges(jnp.subtract, as_boxes(boxes), left, top), width, height)
@@ -90,16 +84,12 @@ def pad(
         boxes: (..., 4) [pixels].
         top: number of rows above.
         left: number of columns on the left.
-        height: unused, as in Keras.
-        width: unused, as in Keras.
+        height, width: unused, as in Keras.
         bounding_box_format: must be `"xyxy"`; use `convert_format`.
 
     Raises:
         ModelError: the format is another one.
-
-    Source: `keras.utils.bounding_boxes.pad`.
     """
-    del height, width
     _check_is_xyxy(bounding_box_format)
     return of_edges(jnp.add, as_boxes(boxes), left, top)
 
@@ -128,8 +118,7 @@ def affine_transform(
         translate_x: translation to the right, as a fraction of the width.
         translate_y: translation downwards, as a fraction of the height.
         scale: factor of sizes.
-        shear_x: shear angle [degrees].
-        shear_y: shear angle [degrees].
+        shear_x, shear_y: shear angle [degrees].
         height: height of the image [pixels].
         width: width of the image [pixels].
         center_x: fixed point, as a fraction of the width; by default 0.5.
@@ -138,8 +127,6 @@ def affine_transform(
 
     Raises:
         ModelError: the format is another one.
-
-    Source: `keras.utils.bounding_boxes.affine_transform`.
     """
     _check_is_xyxy(bounding_box_format)
     rotation, tan_x, shear = (-jnp.asarray(each) * (math.pi / 180) for each in (angle, shear_x, shear_y))

@@ -23,13 +23,7 @@ class OrbaxCheckpoint(ModelCheckpoint):
 
     Args:
         directory: directory of the states; created if missing.
-        monitor: name of the value to compare.
-        verbose: 1 to print messages.
-        save_best_only: whether to save only if the value is better than at all earlier saves.
-        mode: `"min"` or `"max"`, whichever is better; with `"auto"` it is the direction of the metric.
-        save_freq: `"epoch"`; or the number of batches between saves; or the time between them as a
-            `datetime.timedelta`.
-        initial_value_threshold: value that the first save must improve on.
+        monitor, verbose, save_best_only, mode, save_freq, initial_value_threshold: as in `ModelCheckpoint`.
         max_to_keep: number of newest states to keep; None for all.
         save_on_background: whether training continues while a state is being written. A save that fails ends training
             at the next save, or at the end of training.

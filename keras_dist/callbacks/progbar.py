@@ -139,8 +139,6 @@ class Progbar:
         >>> bar = utils.Progbar(target=2, verbose=0)
         >>> for step in range(2):
         ...     bar.update(step + 1, values=[("loss", 0.5)])
-
-    Source: `keras.utils.Progbar`.
     """
 
     def __init__(

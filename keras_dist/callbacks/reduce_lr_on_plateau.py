@@ -21,12 +21,9 @@ class ReduceLROnPlateau(MonitorCallback):
     reduced, as `learning_rate_<name>`.
 
     Args:
-        monitor: name of the value.
+        monitor, verbose, mode, min_delta: as in `EarlyStopping`.
         factor: factor by which the rate is multiplied.
         patience: number of epochs without improvement after which the rate is reduced.
-        verbose: 1 to print messages.
-        mode: `"min"` or `"max"`, whichever is better; with `"auto"` it is the direction of the metric.
-        min_delta: smallest change that is an improvement.
         cooldown: number of epochs to wait after a reduction.
         min_lr: minimum rate.
 

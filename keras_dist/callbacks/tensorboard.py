@@ -40,8 +40,7 @@ class TensorBoard(Callback):
             step.
         profile_batch: steps to profile: a number, counted from 1, or the first and the last one; 0 for none. With
             several steps per execution, whole executions are profiled.
-        embeddings_freq: not supported.
-        embeddings_metadata: not supported.
+        embeddings_freq, embeddings_metadata: not supported.
 
     Raises:
         MissingExtraError: tensorboardX is not installed.

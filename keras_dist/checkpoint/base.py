@@ -1,11 +1,9 @@
 """Bases: checkpoints of arrays that training does not change, kept once beside the states that share them.
 
-A base is a separate checkpoint, `base_00000012`, named by the step of the save that wrote it. States refer to bases by
-their names and by fingerprints of their arrays, so that a base with other arrays is detected.
-
-Large weights that no gradient trains, with equal fingerprints (64 bits, computed on the devices) at the begin and at a
-save, are stored once. Roles do not tell which: kernels under LoRA and moving averages are both untrained. A digest on
-the host would gather sharded arrays.
+A base is a separate checkpoint, `base_00000012`, named by the step of the save that wrote it. It has large weights that
+no gradient trains, with equal fingerprints (64 bits, computed on the devices: a digest on the host would gather shards)
+at the begin and at a save. Roles do not tell which: kernels under LoRA and moving averages are both untrained. States
+refer to bases by name and by these fingerprints, so that a base with other arrays is detected.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ SHARED_BYTES = 2**16  # smaller arrays stay with the states, since each array ma
 
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # elements of 8 bytes are two integers
 
-Bases = Mapping[str, Mapping[str, str]]
-"""Fingerprints of arrays by name, by folder of a base."""
+Bases = Mapping[str, Mapping[str, str]]  # fingerprints of arrays by name, by folder of a base
 
 
 def bases_from_json(recorded: Any) -> Bases | None:

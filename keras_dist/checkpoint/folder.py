@@ -1,8 +1,6 @@
 """`Draft`: a folder that is written atomically. `BucketDraft`: the same in a bucket.
 
-A folder is written beside its place and renamed. A kill leaves a draft that the next save removes; files are forced to
-the disk first only on request (`fsync=True`), and what a power failure tears the manifest shows. In a bucket, which has
-no renames, the manifest is written last and the folder does not count without it.
+Files are forced to the disk only on request: what a power failure tears, the manifest shows. A bucket has no renames.
 """
 
 from __future__ import annotations
@@ -30,12 +28,8 @@ class Draft:
 
     A writer that is killed leaves the draft, and the previous content of the place; the next draft of the place removes
     it. Drafts that are still being written, by any process, are kept: they have a lock that ends with their process.
-    Where folders have no locks, as on Windows and NFS, all drafts are kept.
-
-    Args:
-        place: final path of the folder.
-        job: synchronizes the processes that write to it; the first one creates and moves it.
-        fsync: whether `commit` forces it to the disk before it is moved, and then its new name.
+    Where folders have no locks, as on Windows and NFS, all drafts are kept. With `fsync`, `commit` forces content and
+    new name to the disk.
     """
 
     def __init__(self, place: pathlib.Path, job: Rendezvous | None = None, fsync: bool = False) -> None:
@@ -125,10 +119,7 @@ class Draft:
 
 
 class BucketDraft:
-    """A folder in a bucket, written in place; valid once its manifest is written, which happens last.
-
-    The previous content is deleted first. The next draft of the place removes what a killed writer leaves.
-    """
+    """A folder in a bucket, written in place after its content is deleted; valid once its manifest is written, last."""
 
     def __init__(self, place: pathlib.Path, job: Rendezvous | None = None) -> None:
         self._job, self._is_over = job or Rendezvous(), True

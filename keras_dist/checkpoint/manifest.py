@@ -1,10 +1,9 @@
 """The manifest of a checkpoint: name, length and CRC-32C of every file, so that damage is detected before loading.
 
-A checksum detects accidents, in a fifth of the time of a digest. Anyone who may write to the folder can forge either;
-therefore loading runs no code that it reads, and reads only regular files, no longer than stated.
-
 orbax loads a flipped byte without an error. So a CRC-32C of every file is written after all files and compared before
-anything is read; the manifest itself is compared byte for byte with what its contents would be written as.
+anything is read; the manifest itself is compared byte for byte with what its contents would be written as. A checksum
+detects accidents, in a fifth of the time of a digest. Anyone who may write to the folder can forge either; so loading
+runs no code that it reads, and reads only regular files, no longer than stated.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
 
 
 def damage_of(folder: pathlib.Path, follow_links: bool = False) -> list[str]:
-    """Return the problems of the files of a checkpoint; an empty list if there are none.
-
-    Any changed byte is detected, also in the manifest itself. In caches of models, files may be links to regular files.
-    """
+    """Return the problems of the files of a checkpoint, also of the manifest; any changed byte is detected."""
     try:
         content = read_regular(refreshed(folder) / NAME, follow_links)
     except FileNotFoundError:

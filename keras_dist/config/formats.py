@@ -72,12 +72,11 @@ def _missing(file: Path, what: str) -> ConfigError:
 def _syntax_error(file: Path, text: str, error: Exception) -> ConfigError:
     what, line, column = _position(text, error)
     style = ".yaml" if file.suffix.lower() == ".yml" else file.suffix.lower()
-    expected = f"a {style[1:].upper()} file with each key once"
     given = "".join(c if c.isprintable() else "?" for c in text.split("\n")[line - 1].strip()[:120]) if line else ""
     correct = f"correct line {line} ({_HINTS[style]})" if line else "correct it"
     summary = f"{file}: {f'line {line}, column {column}: ' if line else ''}{what}"
     fix = "keep one of the two" if what.startswith("the key ") else correct
-    return ConfigError(summary, given=given, expected=expected, fix=fix)
+    return ConfigError(summary, given=given, expected=f"a {style[1:].upper()} file with each key once", fix=fix)
 
 
 _HINTS = {
@@ -162,5 +161,4 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     ".json": _parse_json,
 }
 
-SUFFIXES = tuple(_PARSERS)
-"""Suffixes of config files."""
+SUFFIXES = tuple(_PARSERS)  # suffixes of config files

@@ -8,14 +8,12 @@ from collections.abc import Iterable
 
 from keras_dist.errors import MeshError
 
-MESH_VARIABLE = "KERAS_DIST_MESH"
-"""The environment variable that replaces the mesh shape of config files."""
+MESH_VARIABLE = "KERAS_DIST_MESH"  # the environment variable that replaces the mesh shape of config files
 
 ALLOWED_NAME = "a name that is not '-' and has no ',', no '=' and no space around it"
 ALLOWED_SIZE = "an integer >= 1, or -1 for one axis, to infer it from the number of devices"
 
-MOST_DEVICES = 2**17
-"""More devices than any machine has."""
+MOST_DEVICES = 2**17  # more devices than any machine has
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 

@@ -168,10 +168,8 @@ def equivalent_rules(
 ) -> dict[str, list[str]]:
     """Return, for each rule, its first form that matches no other paths, else the paths themselves.
 
-    Args:
-        decided: for each rule the paths that it decides for.
-        names: for each path all names that rules can match.
-        exact: paths that are keys themselves, so that no other rule decides for them.
+    `decided` are the paths for which each rule decides, `names` all names of each path that rules can match, `exact`
+    the paths that are keys themselves.
     """
     exact = set(exact)
     keys: dict[str, list[str]] = {}

@@ -27,10 +27,7 @@ _current = _Settings()
 
 
 def backend() -> str:
-    """Return `"jax"`, the only backend.
-
-    Source: `keras.config.backend`.
-    """
+    """Return `"jax"`, the only backend."""
     return "jax"
 
 
@@ -39,17 +36,12 @@ def set_backend(backend: str) -> None:
 
     Raises:
         ModelError: `backend` is not `"jax"`.
-
-    Source: `keras.config.set_backend`.
     """
     check_option("backend", backend, ("jax",))
 
 
 def epsilon() -> float:
-    """Return the number that keeps logarithms and quotients in losses, metrics and layers finite: 1e-7.
-
-    Source: `keras.config.epsilon`.
-    """
+    """Return the number that keeps logarithms and quotients in losses, metrics and layers finite: 1e-7."""
     return _current.epsilon
 
 
@@ -61,17 +53,12 @@ def set_epsilon(value: float) -> None:
 
     Raises:
         ModelError: `value` is not such a number.
-
-    Source: `keras.config.set_epsilon`.
     """
     _current.epsilon = check_number("value", value, 0, example=1e-7)
 
 
 def image_data_format() -> str:
-    """Return the default `data_format` of layers: `"channels_last"` unless another is set.
-
-    Source: `keras.config.image_data_format`.
-    """
+    """Return the default `data_format` of layers: `"channels_last"` unless another is set."""
     return _current.image_data_format
 
 
@@ -83,8 +70,6 @@ def set_image_data_format(data_format: str) -> None:
 
     Raises:
         ModelError: `data_format` is another value.
-
-    Source: `keras.config.set_image_data_format`.
     """
     _current.image_data_format = check_option("data_format", data_format, _DATA_FORMATS)
 
@@ -97,26 +82,17 @@ def check_data_format(data_format: str | None, owner: str = "") -> str:
 
 
 def enable_interactive_logging() -> None:
-    """Let `fit`, `evaluate`, `predict` and `Progbar` show progress, unless `verbose=0`. This is the default.
-
-    Source: `keras.config.enable_interactive_logging`.
-    """
+    """Let `fit`, `evaluate`, `predict` and `Progbar` show progress, unless `verbose=0`. This is the default."""
     _current.logs_interactively = True
 
 
 def disable_interactive_logging() -> None:
-    """Let `fit`, `evaluate`, `predict` and `Progbar` log progress to the logger `"keras_dist"`, instead of printing it.
-
-    Source: `keras.config.disable_interactive_logging`.
-    """
+    """Let `fit`, `evaluate`, `predict` and `Progbar` log to the logger `"keras_dist"` instead of printing."""
     _current.logs_interactively = False
 
 
 def is_interactive_logging_enabled() -> bool:
-    """Return whether progress is shown.
-
-    Source: `keras.config.is_interactive_logging_enabled`.
-    """
+    """Return whether progress is shown."""
     return _current.logs_interactively
 
 
@@ -124,8 +100,6 @@ def enable_traceback_filtering() -> None:
     """Let `is_traceback_filtering_enabled` return True, without other effects.
 
     Only frames of JAX are removed from tracebacks, by `jax_traceback_filtering` of `jax.config`.
-
-    Source: `keras.config.enable_traceback_filtering`.
     """
     _current.filters_tracebacks = True
 
@@ -134,17 +108,12 @@ def disable_traceback_filtering() -> None:
     """Let `is_traceback_filtering_enabled` return False, without other effects.
 
     Only frames of JAX are removed from tracebacks, by `jax_traceback_filtering` of `jax.config`.
-
-    Source: `keras.config.disable_traceback_filtering`.
     """
     _current.filters_tracebacks = False
 
 
 def is_traceback_filtering_enabled() -> bool:
-    """Return the setting, True by default. Frames of keras_dist are never removed from tracebacks.
-
-    Source: `keras.config.is_traceback_filtering_enabled`.
-    """
+    """Return the setting, True by default. Frames of keras_dist are never removed from tracebacks."""
     return _current.filters_tracebacks
 
 
@@ -153,8 +122,6 @@ def enable_unsafe_deserialization() -> NoReturn:
 
     Raises:
         ModelError: always.
-
-    Source: `keras.config.enable_unsafe_deserialization`.
     """
     summary = "unsafe deserialization is not supported: code in files is never run"
     fix = "@keras_dist.saving.register_keras_serializable() on functions, or load_model(..., custom_objects=...)"
@@ -162,10 +129,7 @@ def enable_unsafe_deserialization() -> NoReturn:
 
 
 def enable_flash_attention() -> None:
-    """Let attention layers choose the kernel, as by default.
-
-    Source: `keras.config.enable_flash_attention`.
-    """
+    """Let attention layers choose the kernel, as by default."""
     _current.flash_attention = None
 
 
@@ -173,33 +137,22 @@ def disable_flash_attention() -> None:
     """Use attention without fused kernels, which JAX prefers anyway.
 
     A layer with `flash_attention=True` uses the fused kernel, as in Keras.
-
-    Source: `keras.config.disable_flash_attention`.
     """
     _current.flash_attention = False
 
 
 def is_flash_attention_enabled() -> bool | None:
-    """Return False after `disable_flash_attention()`; else None: JAX chooses.
-
-    Source: `keras.config.is_flash_attention_enabled`.
-    """
+    """Return False after `disable_flash_attention()`; else None: JAX chooses."""
     return _current.flash_attention
 
 
 def is_nnx_enabled() -> bool:
-    """Return True: layers are modules of `flax.nnx`.
-
-    Source: `keras.config.is_nnx_enabled`.
-    """
+    """Return True: layers are modules of `flax.nnx`."""
     return True
 
 
 def max_epochs() -> int | None:
-    """Return the largest number of epochs of `fit`; None for no limit.
-
-    Source: `keras.config.max_epochs`.
-    """
+    """Return the largest number of epochs of `fit`; None for no limit."""
     return _current.max_epochs
 
 
@@ -211,17 +164,12 @@ def set_max_epochs(max_epochs: int | None) -> None:
 
     Raises:
         ModelError: `max_epochs` is not a number or None.
-
-    Source: `keras.config.set_max_epochs`.
     """
     _current.max_epochs = check_optional(check_int, "max_epochs", max_epochs, 0, alternative="None")
 
 
 def max_steps_per_epoch() -> int | None:
-    """Return the largest number of batches per epoch of `fit`, `evaluate` and `predict`; None for no limit.
-
-    Source: `keras.config.max_steps_per_epoch`.
-    """
+    """Return the largest number of batches per epoch of `fit`, `evaluate` and `predict`; None for no limit."""
     return _current.max_steps_per_epoch
 
 
@@ -233,8 +181,6 @@ def set_max_steps_per_epoch(max_steps_per_epoch: int | None) -> None:
 
     Raises:
         ModelError: `max_steps_per_epoch` is not a number or None.
-
-    Source: `keras.config.set_max_steps_per_epoch`.
     """
     name = "max_steps_per_epoch"
     _current.max_steps_per_epoch = check_optional(check_int, name, max_steps_per_epoch, 0, alternative="None")

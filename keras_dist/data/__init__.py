@@ -1,4 +1,7 @@
-"""Data loading: arrays, data sets and iterables as batches that can be placed on the mesh."""
+"""Data loading: arrays, data sets and iterables as batches that can be placed on the mesh.
+
+Source: names that Keras has, with arguments and defaults as in `keras.utils`.
+"""
 
 from typing import TYPE_CHECKING
 

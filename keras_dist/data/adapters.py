@@ -36,13 +36,9 @@ def source_of(
 ) -> Source:
     """Return the source that reads the data given to `fit`, `evaluate` or `predict`.
 
-    Args:
-        x: inputs, or a dataset that includes targets and weights.
-        y: targets of inputs, or None.
-        sample_weight: weights of inputs, or None.
-        name: prefix of the data's name in error messages, such as `"validation "`.
-        prepare: converts inputs to numbers: all arrays or lists at once, other data by batch.
-        keys: keys in batches and examples that are dicts, and in `x` if it is a dict of arrays without `y`.
+    `x` may be a dataset that includes targets and weights. `name` is the prefix of the data's name in errors, such as
+    `"validation "`. `prepare` converts inputs to numbers: all arrays or lists at once, other data by batch. `keys` are
+    the keys in batches, examples and arrays that are dicts.
     """
     kind = _kind_of(x)
     if kind is None and keys is not None and y is None and sample_weight is None:

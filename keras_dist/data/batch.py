@@ -61,10 +61,7 @@ def stacked(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
 
 
 def unpack(element: PyTree, name: str) -> Arrays:
-    """Return `(x, y, sample_weight)`, with None for missing parts.
-
-    Source: `keras.utils.unpack_x_y_sample_weight`.
-    """
+    """Return `(x, y, sample_weight)`, with None for missing parts, as `keras.utils.unpack_x_y_sample_weight`."""
     if not isinstance(element, tuple | list):
         return element, None, None
     if 1 <= len(element) <= 3:

@@ -99,7 +99,6 @@ class BatchedDataset:
             *args: ignored, as `num_parallel_calls` of `tf.data`.
             **kwargs: ignored.
         """
-        del args, kwargs
         return self._with(_maps=(*self._maps, _of_batches(function)))
 
     def take(self, count: int) -> Self:
@@ -214,10 +213,7 @@ def split_dataset(
         >>> left, right = split_dataset((np.arange(10), np.arange(10) ** 2), left_size=0.8)
         >>> len(left), list(right.batch(2))
         (8, [(array([8, 9]), array([64, 81]))])
-
-    Source: `keras.utils.split_dataset`.
     """
-    del preferred_backend
     rows: Any = dataset if isinstance(dataset, tuple | list) and hasattr(dataset[0], "shape") else None
     parts = tuple(map(np.asarray, rows)) if rows is not None else None
     if parts is None:
@@ -308,8 +304,6 @@ def timeseries_dataset_from_array(
         >>> next(iter(dataset))
         (array([[0, 1, 2],
                [1, 2, 3]]), array([ 0, 10]))
-
-    Source: `keras.utils.timeseries_dataset_from_array`.
     """
     check_option("format", format, ("tf", "grain"), error=DataError)
     check_int("sequence_length", sequence_length, 1, error=DataError)

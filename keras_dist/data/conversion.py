@@ -16,8 +16,7 @@ from keras_dist._support.integer_checks import check_fits
 from keras_dist._support.types import PyTree
 from keras_dist.errors import DataError, shorten, with_type
 
-Arrays: TypeAlias = tuple[PyTree, PyTree, PyTree]
-"""`(x, y, sample_weight)`; y and sample_weight may be None."""
+Arrays: TypeAlias = tuple[PyTree, PyTree, PyTree]  # `(x, y, sample_weight)`; y and sample_weight may be None
 
 
 def check_batch_size(batch_size: int | None, argument: str = "batch_size", default: int = 32) -> int:
@@ -223,10 +222,7 @@ class SparseRows:
 
 
 def weights_of_classes(y: PyTree, class_weight: Mapping[int, float], sample_weight: PyTree = None) -> np.ndarray:
-    """Return the weight of the class of each example, by index or by the largest of several scores; by default 1.
-
-    Source: `keras.src.trainers.data_adapters.data_adapter_utils.class_weight_to_sample_weights`.
-    """
+    """Return the class weight of each example, by its class index or the largest of several scores; by default 1."""
     fix = "multiply sample_weight by the weight of each example's class"
     check_exclusive(DataError, fix, class_weight=class_weight, sample_weight=sample_weight)
     _check_weights(class_weight)

@@ -119,22 +119,11 @@ def text_dataset_from_directory(
 ) -> Any:
     """Return a dataset of the `.txt` files in a folder, labelled by subfolder.
 
-    For the other arguments see `image_dataset_from_directory`.
-
     Args:
-        directory: the folder.
-        labels: `"inferred"` from the subfolders, None, or a list with the label of each file.
-        label_mode: `"int"`, `"categorical"`, `"binary"` or None.
-        class_names: the subfolders to read, in the order of their labels.
+        directory, labels, label_mode, class_names: as in `image_dataset_from_directory`.
         batch_size: number of texts in a batch; None for single texts.
         max_length: maximum number of characters of a text; by default unlimited.
-        shuffle: whether to shuffle files.
-        seed: seed of the first order.
-        validation_split: fraction of the files for validation.
-        subset: `"training"`, `"validation"`, or `"both"` for two datasets.
-        follow_links: whether to read folders that are links, each once.
-        format: `"tf"` or `"grain"`; the result is the same.
-        verbose: whether to print the number of files.
+        shuffle, seed, validation_split, subset, follow_links, format, verbose: as in `image_dataset_from_directory`.
 
     Returns:
         A `BatchedDataset` with `class_names`, whose batches are `(texts, labels)`, texts an array of `str`. Map it by a

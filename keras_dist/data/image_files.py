@@ -46,8 +46,6 @@ def load_img(
 
     Raises:
         DataError: Pillow cannot read the file; names the file.
-
-    Source: `keras.utils.load_img`.
     """
     image = _pillow("load_img")
     check_option("color_mode", color_mode, tuple(_MODES))
@@ -74,8 +72,6 @@ def img_to_array(img: Any, data_format: str | None = None, dtype: Any = None) ->
         img: the image.
         data_format: `"channels_last"`, the default, or `"channels_first"` for (channels, height, width).
         dtype: dtype of the array; by default float32.
-
-    Source: `keras.utils.img_to_array`.
     """
     array = np.asarray(img, dtype or "float32")
     if array.ndim not in (2, 3):
@@ -92,8 +88,6 @@ def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dty
         data_format: `"channels_last"`, the default, or `"channels_first"`.
         scale: whether to scale values to the range from 0 to 255.
         dtype: dtype of the computation; by default float32.
-
-    Source: `keras.utils.array_to_img`.
     """
     image = _pillow("array_to_img")
     array = np.asarray(x, dtype or "float32")
@@ -119,13 +113,9 @@ def save_img(
 
     Args:
         path: path of the file, or a file object.
-        x: an array with 1, 3 or 4 channels.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
+        x, data_format, scale: as in `array_to_img`.
         file_format: such as `"png"`; by default the suffix of the file.
-        scale: whether to scale values to the range from 0 to 255.
         **kwargs: arguments of `PIL.Image.Image.save`.
-
-    Source: `keras.utils.save_img`.
     """
     if file_format is None and isinstance(path, str | os.PathLike):
         file_format = pathlib.Path(path).suffix[1:].lower()

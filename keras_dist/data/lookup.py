@@ -17,8 +17,7 @@ from keras_dist.data.streams import NumberedSource, read_in_threads
 from keras_dist.distribution.jobs.process_rows import HostSlice
 from keras_dist.errors import DataError, shorten
 
-_THREADS = 1
-"""With more, datasets that seek and read a file in two steps, or share a buffer, would mix up rows."""
+_THREADS = 1  # with more, datasets that seek and read a file in two steps, or share a buffer, would mix up rows
 
 _AHEAD = 2
 

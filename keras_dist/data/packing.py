@@ -117,8 +117,7 @@ class SequenceReader:
         array = np.asarray(found if isinstance(found, list | tuple) else to_host(found))
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             fix = "text.encode(), or the ids of a tokenizer" if isinstance(found, str) else "put one sequence in a list"
-            expected = "integers of shape (tokens,), or bytes"
-            raise argument_error("sequence", found, expected, fix=fix, error=DataError)
+            raise argument_error("sequence", found, "integers of shape (tokens,), or bytes", fix=fix, error=DataError)
         check_fits(array, "the sequence")
         if self.loss_mask is not None:
             weights = np.asarray(to_host(self._entry(example, self.loss_mask)), np.float32)
@@ -163,11 +162,7 @@ def as_example(row: Mapping[str, Any]) -> PyTree:
 
 
 class PackedRows:
-    """Rows of packed sequences, by number.
-
-    Attributes:
-        efficiency: share of tokens that are not padding, exact.
-    """
+    """Rows of packed sequences, by number; `efficiency` is the exact share of tokens that are not padding."""
 
     def __init__(self, source: Any, reader: SequenceReader) -> None:
         self._source, self._reader = source, reader

@@ -33,8 +33,6 @@ def to_categorical(x: PyTree, num_classes: int | None = None) -> jax.Array | np.
         >>> utils.to_categorical([0, 2])
         array([[1., 0., 0.],
                [0., 0., 1.]])
-
-    Source: `keras.utils.to_categorical`.
     """
     is_jax = isinstance(x, jax.Array)
     indices = x if is_jax else np.asarray(x, np.int64)
@@ -56,8 +54,6 @@ def normalize(x: PyTree, axis: int = -1, order: int | float | str = 2) -> jax.Ar
 
     Returns:
         An array of the shape of `x`, of JAX if `x` is an array of JAX, else of numpy.
-
-    Source: `keras.utils.normalize`.
     """
     library: Any = jnp if isinstance(x, jax.Array) else np
     norm = library.linalg.norm(x, order, axis, keepdims=True)
@@ -93,8 +89,6 @@ def pad_sequences(
         >>> utils.pad_sequences([[1, 2, 3], [4]])
         array([[1, 2, 3],
                [0, 0, 4]], dtype=int32)
-
-    Source: `keras.utils.pad_sequences`.
     """
     padding = check_option("padding", padding, ("pre", "post"), error=DataError)
     truncating = check_option("truncating", truncating, ("pre", "post"), error=DataError)

@@ -25,8 +25,6 @@ class PyDataset:
         ...     def __getitem__(self, index):
         ...         x = np.arange(index * 8, index * 8 + 8, dtype="float32")
         ...         return x[:, None], x[:, None] ** 2
-
-    Source: `keras.utils.PyDataset`.
     """
 
     def __init__(self, workers: int = 1, use_multiprocessing: bool = False, max_queue_size: int = 10) -> None:

@@ -50,8 +50,7 @@ class DataSource:
 
 S = TypeVar("S", bound=type[DataSource])
 
-registered: list[type[DataSource]] = []
-"""Classes of sources; the first that recognises the data is used."""
+registered: list[type[DataSource]] = []  # classes of sources; the first that recognises the data is used
 
 
 def register_source(source: S) -> S:

@@ -1,10 +1,8 @@
 """Abstract meshes: while a step is planned, meshes are `jax.sharding.AbstractMesh`es, whose devices need not exist.
 
-The setting is ambient, because layers and users' functions refer to meshes themselves. Only `DeviceMesh` reads it;
-arrays placed on an abstract mesh are `jax.ShapeDtypeStruct`s.
-
-Planning traces the code that trains, with abstract meshes: a plan of other code would be of another program. Nothing is
-allocated, and no device is needed.
+Planning traces the code that trains: a plan of other code would be of another program. Layers and users' functions
+refer to meshes themselves, so the setting is a context; only `DeviceMesh` reads it. Arrays placed on an abstract mesh
+are `jax.ShapeDtypeStruct`s.
 """
 
 from __future__ import annotations

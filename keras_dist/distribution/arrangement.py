@@ -15,8 +15,6 @@ from keras_dist._support.types import Device
 from keras_dist.distribution.jobs import job
 from keras_dist.errors import LayoutWarning
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 
 def group_of(device: Device) -> int:
     """Return the slice of a TPU or GPU, within which devices are connected directly; the process of a CPU device."""

@@ -45,12 +45,7 @@ class FullySharded(RuleBased):
         rules: a `LayoutMap` of rules that shard dims over other axes first; on the same mesh.
         batch_dim_name: the mesh axis, or axes, of the batch; by default `axis`.
         min_size_bytes: smaller variables are laid out by the rules alone.
-        auto_shard_dataset: whether all processes pass the same data; if not, each passes its own part, in batches.
-        strict: raise for rules without effect, instead of warning.
-        axis_names: mesh axes for the model's names of dims, `{"embed": "data", "layers": None}`: an axis, a tuple of
-            axes, or None for unsharded.
-        sequence_axis: the mesh axis of positions: of the second dim of data, where it divides this dim. Attention then
-            passes keys and values around this axis; see `ops.dot_product_attention`.
+        auto_shard_dataset, strict, axis_names, sequence_axis: as in `ModelParallel`.
 
     Raises:
         DistributionError: an axis does not exist, or the layout map has another mesh.

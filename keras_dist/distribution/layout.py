@@ -13,8 +13,7 @@ from keras_dist._support.arguments import argument_error, is_keras_object
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, check_mesh
 from keras_dist.errors import LayoutError, did_you_mean, shorten
 
-Axis = str | tuple[str, ...] | None
-"""Entry of a layout: None for unsharded, a mesh axis, or several."""
+Axis = str | tuple[str, ...] | None  # entry of a layout: None for unsharded, a mesh axis, or several
 
 
 class TensorLayout:

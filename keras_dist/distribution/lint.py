@@ -1,8 +1,7 @@
 """Checks of layout rules: all problems are found at once, before anything is allocated.
 
-All mistakes in rules are found when the plan is made, together. Wrong ranks, unknown axes, dims that do not divide and
-ambiguous rules raise; rules without effect warn, and raise under `strict=True`. Silent replication is the costliest
-failure of distributed training.
+Wrong ranks, unknown axes, dims that do not divide and ambiguous rules raise; rules without effect warn, and raise under
+`strict=True`. Silent replication is the costliest failure of distributed training.
 """
 
 from __future__ import annotations
@@ -110,10 +109,7 @@ def check_layout(
 
 
 def check_names(unknown: Mapping[str, tuple[str, str]], mesh: DeviceMesh, strategy: str) -> list[Problem]:
-    """Return one problem for all names in sharding metadata that are not mesh axes.
-
-    The names map to a path and its metadata.
-    """
+    """Return one problem for all names in sharding metadata, by path, that are not mesh axes."""
     if not unknown:
         return []
     said = dict(unknown.values())

@@ -19,24 +19,13 @@ from keras_dist.errors import DistributionError
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """The pipeline of a stack of layers.
+    """The pipeline of a stack of layers, an equal part on each stage; micro-batches pass from stage to stage."""
 
-    Each stage holds an equal part of the layers. A batch is split into micro-batches, which pass from stage to stage.
-    In each turn all stages compute at once, each another micro-batch.
-
-    Attributes:
-        layer: path of the layers.
-        axis: the mesh axis, or axes, of the stages.
-        stages: number of stages.
-        micro_batches: number of parts of a batch.
-        repeats: times that each micro-batch passes all stages: 1 for GPipe, more for a circular schedule.
-    """
-
-    layer: str
-    axis: Axis
-    stages: int
-    micro_batches: int
-    repeats: int = 1
+    layer: str  # path of the layers
+    axis: Axis  # the mesh axis, or axes, of the stages
+    stages: int  # number of stages
+    micro_batches: int  # number of parts of a batch
+    repeats: int = 1  # times that each micro-batch passes all stages: 1 for GPipe, more for a circular schedule
 
     @property
     def schedule(self) -> str:
@@ -81,11 +70,7 @@ class Pipelining:
         return self.plan.mesh
 
     def stage_axis(self, weights: Sequence[str], dim: int) -> Axis:
-        """Return the axes over which a dim of these weights is sharded; None for none.
-
-        Raises:
-            DistributionError: weights are sharded over different axes.
-        """
+        """Return the axes over which a dim of these weights is sharded; None for none."""
         found: dict[Axis, str] = {}
         known = {row.path: row.compute_axes for row in self.plan.rows}
         for path in weights:

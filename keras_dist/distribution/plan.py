@@ -29,8 +29,7 @@ from keras_dist.distribution.shards import ShardPicture, picture_of
 from keras_dist.distribution.variables import Role, VariableSpec, leaf_parts, leaf_paths, shape_and_dtype
 from keras_dist.errors import LayoutError, UnknownPathError, did_you_mean, shorten
 
-FOLLOWS = "follows "
-"""Prefix of the reason of a layout that another array has."""
+FOLLOWS = "follows "  # prefix of the reason of a layout that another array has
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,6 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import numpy as np
 
 from keras_dist._support import html_tables

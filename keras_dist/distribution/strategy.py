@@ -235,7 +235,6 @@ class Distribution:
 
     def _check_whole(self, decided: Sequence[tuple[VariableSpec, tuple[TensorLayout, TensorLayout]]]) -> list[Problem]:
         """Return problems of large weights that the strategy should shard, and cannot."""
-        del decided
         return []
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,7 @@
-"""The API of TensorFlow's DTensor, translated to `keras_dist.distribution`."""
+"""The API of TensorFlow's DTensor, translated to `keras_dist.distribution`.
+
+Source: names, arguments and defaults as in `tf.experimental.dtensor`.
+"""
 
 from keras_dist._support.missing_names import missing_from
 from keras_dist.dtensor import keras

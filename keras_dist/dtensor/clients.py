@@ -17,9 +17,6 @@ from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.mesh import check_mesh
 from keras_dist.errors import ClusterError, DeviceError, MeshError
 
-# pyright: reportUnknownMemberType=false
-# JAX's own types are unknown in part
-
 
 def initialize_accelerator_system(
     device_type: str | None = None, enable_coordination_service: bool | None = True, **options: Any
@@ -41,19 +38,13 @@ def initialize_accelerator_system(
     Raises:
         ClusterError: not all processes joined, or it is too late to join; see `keras_dist.initialize`.
         DeviceError: no such devices exist.
-
-    Source: `tf.experimental.dtensor.initialize_accelerator_system`.
     """
-    del enable_coordination_service
     initialize(**{"required": False, **_arguments_in_environment(), **options})
     return _type_of(list_devices(device_type)[0])
 
 
 def shutdown_accelerator_system() -> None:
-    """Do nothing: a process keeps its devices, and leaves its job when it exits.
-
-    Source: `tf.experimental.dtensor.shutdown_accelerator_system`.
-    """
+    """Do nothing: a process keeps its devices, and leaves its job when it exits."""
 
 
 def barrier(mesh: DeviceMesh, barrier_name: str | None = None, timeout_in_ms: int | None = None) -> None:
@@ -71,8 +62,6 @@ def barrier(mesh: DeviceMesh, barrier_name: str | None = None, timeout_in_ms: in
     Example:
         >>> from keras_dist import dtensor
         >>> dtensor.barrier(dtensor.create_mesh([("batch", 8)]), "before the end")
-
-    Source: `tf.experimental.dtensor.barrier`.
     """
     check_mesh(mesh, MeshError)
     if timeout_in_ms is not None and not (is_number(timeout_in_ms) and timeout_in_ms > 0):
@@ -84,26 +73,17 @@ def barrier(mesh: DeviceMesh, barrier_name: str | None = None, timeout_in_ms: in
 
 
 def client_id() -> int:
-    """Return the index of this process in its job, from 0.
-
-    Source: `tf.experimental.dtensor.client_id`.
-    """
+    """Return the index of this process in its job, from 0."""
     return process_index()
 
 
 def num_clients() -> int:
-    """Return the number of processes of the job.
-
-    Source: `tf.experimental.dtensor.num_clients`.
-    """
+    """Return the number of processes of the job."""
     return process_count()
 
 
 def job_name() -> str:
-    """Return DTensor's name of the job: `"localhost"` for one process, else `"worker"`.
-
-    Source: `tf.experimental.dtensor.job_name`.
-    """
+    """Return DTensor's name of the job: `"localhost"` for one process, else `"worker"`."""
     return "localhost" if num_clients() == 1 else "worker"
 
 
@@ -115,8 +95,6 @@ def full_job_name(task_id: int | None = None) -> str:
 
     Raises:
         ClusterError: the job has no such process.
-
-    Source: `tf.experimental.dtensor.full_job_name`.
     """
     if task_id is not None and not is_int(task_id, 0, num_clients() - 1):
         raise argument_error("task_id", task_id, f"an index below {num_clients()}, from 0", error=ClusterError)
@@ -127,8 +105,6 @@ def jobs() -> list[str]:
     """Return the name of each process; an empty list for a single process.
 
     Differs from DTensor: returns names, not addresses. `keras_dist.distribution.cluster()` has the coordinator's.
-
-    Source: `tf.experimental.dtensor.jobs`.
     """
     return [full_job_name(index) for index in range(num_clients())] if num_clients() > 1 else []
 
@@ -138,34 +114,23 @@ def local_devices(device_type: str | None = None) -> list[str]:
 
     Raises:
         DeviceError: no such devices exist.
-
-    Source: `tf.experimental.dtensor.local_devices`.
     """
     devices = map(find_device, list_devices(device_type))
     return [full_device_name(device) for device in devices if device.process_index == process_index()]
 
 
 def num_local_devices(device_type: str | None = None) -> int:
-    """Return the number of this process's devices of a type.
-
-    Source: `tf.experimental.dtensor.num_local_devices`.
-    """
+    """Return the number of this process's devices of a type."""
     return len(local_devices(device_type))
 
 
 def num_global_devices(device_type: str | None = None) -> int:
-    """Return the number of devices of a type over all processes.
-
-    Source: `tf.experimental.dtensor.num_global_devices`.
-    """
+    """Return the number of devices of a type over all processes."""
     return len(list_devices(device_type))
 
 
 def preferred_device_type() -> str:
-    """Return the device type of JAX's preferred backend, such as `"CPU"`.
-
-    Source: `tf.experimental.dtensor.preferred_device_type`.
-    """
+    """Return the device type of JAX's preferred backend, such as `"CPU"`."""
     return _type_of(list_devices()[0])
 
 

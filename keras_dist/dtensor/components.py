@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -49,8 +47,6 @@ def pack(tensors: Sequence[Any], layout: TensorLayout) -> jax.Array:
         ((16,), [6, 7])
 
     Differs from DTensor: works inside a compiled function, and compares the components of one shard.
-
-    Source: `tf.experimental.dtensor.pack`.
     """
     layout = checked_layout(layout)
     components = _components(tensors, layout)
@@ -88,8 +84,6 @@ def unpack(tensor: Any) -> list[jax.Array]:
 
     Raises:
         LayoutError: the array has no layout, or is traced.
-
-    Source: `tf.experimental.dtensor.unpack`.
     """
     array = value_of(tensor)
     layout, array = fetch_layout(array), value_of(array)  # a copy, which no later step consumes

@@ -52,8 +52,6 @@ class DTensorDataset:
 
     Differs from DTensor: rows keep the order of the dataset; TensorFlow distributes them to the replicas in turn.
     Batches of `global_batch_size` and a partial last batch are accepted. The tf.data service is not supported.
-
-    Source: `tf.experimental.dtensor.DTensorDataset`.
     """
 
     def __init__(

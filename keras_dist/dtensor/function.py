@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 import collections
 import contextlib
 import functools
@@ -39,10 +37,8 @@ Result = TypeVar("Result")
 _MOST_PROGRAMS = 32
 _MAX_IN_FLIGHT = 2
 """More executions in flight can deadlock fake CPU devices (see `backend_environment`), and are not faster."""
-_in_flight: collections.deque[jax.Array] = collections.deque()
-"""An output of each execution in flight."""
-_MOST_TRACES = 4
-"""A function is traced until a trace reads no new variables, at most so many times."""
+_in_flight: collections.deque[jax.Array] = collections.deque()  # an output of each execution in flight
+_MOST_TRACES = 4  # a function is traced until a trace reads no new variables, at most so many times
 
 
 def function(step: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

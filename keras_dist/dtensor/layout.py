@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +24,7 @@ from keras_dist.errors import LayoutError, MeshError, shorten
 UNSHARDED = "unsharded"
 """The entry of a layout for a dim that is not sharded."""
 
-_LONGEST_TEXT = 2**20
-"""Largest number of characters of a layout or mesh in text."""
+_LONGEST_TEXT = 2**20  # largest number of characters of a layout or mesh in text
 
 
 class MeshDimension(NamedTuple):
@@ -69,8 +66,6 @@ class Mesh(DeviceMesh):
         {'batch': 1, 'model': 1}
 
     Differs from DTensor: `shape` is a tuple, as in `DeviceMesh`, which can also be called.
-
-    Source: `tf.experimental.dtensor.Mesh`.
     """
 
     def __init__(
@@ -259,8 +254,6 @@ class Layout(TensorLayout):
 
     Differs from DTensor: `shape` is the number of shards of each dim of the tensor, as in its tutorials, not the shape
     of the mesh. A dim may be sharded over several dims of the mesh.
-
-    Source: `tf.experimental.dtensor.Layout`.
     """
 
     __slots__ = ()
@@ -406,10 +399,7 @@ Mesh.layout_class = Layout
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Return whether `tensor` is an array on a mesh, or a variable of such an array. Traced arrays have no layout yet.
-
-    Source: `tf.experimental.dtensor.is_dtensor`.
-    """
+    """Return whether `tensor` is an array on a mesh, or a variable of such an array. Traced arrays have no layout."""
     array = array_of(tensor)
     is_known = isinstance(array, jax.Array) and not is_traced(array)
     return is_known and isinstance(array.sharding, jax.sharding.NamedSharding)

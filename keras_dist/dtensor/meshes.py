@@ -13,8 +13,7 @@ from keras_dist.dtensor import clients
 from keras_dist.dtensor.layout import Mesh
 from keras_dist.errors import MeshError, shorten
 
-MeshDims = Sequence[tuple[str, int]] | Mapping[str, int]
-"""The name and the size of each dim of a mesh, in order."""
+MeshDims = Sequence[tuple[str, int]] | Mapping[str, int]  # the name and the size of each dim of a mesh, in order
 
 
 def create_mesh(
@@ -46,8 +45,6 @@ def create_mesh(
 
     Differs from DTensor: `devices` is the second argument. -1 may stand beside other dims. Devices of other processes
     may be given. By default the backend is the one that JAX prefers, not always CPUs.
-
-    Source: `tf.experimental.dtensor.create_mesh`.
     """
     if isinstance(devices, str):
         raise argument_error("devices", devices, "a sequence of devices", example=["CPU:0", "CPU:1"], error=MeshError)
@@ -90,8 +87,6 @@ def create_distributed_mesh(
         4
 
     Differs from DTensor: `local_devices` is not available; pass the devices of all processes to `create_mesh` instead.
-
-    Source: `tf.experimental.dtensor.create_distributed_mesh`.
     """
     processes = process_count()
     for argument, value, own in (("num_clients", num_clients, processes), ("client_id", client_id, process_index())):

@@ -22,8 +22,7 @@ from keras_dist.errors import CheckpointError, LayoutError, MeshError
 from keras_dist.optimizers import Optimizer
 from keras_dist.saving.buckets import folder_path
 
-_SHOWN = 5
-"""Number of wrong variables that an error lists; its `problems` has all."""
+_SHOWN = 5  # number of wrong variables that an error lists; its `problems` has all
 
 
 class DTensorCheckpoint:
@@ -56,8 +55,6 @@ class DTensorCheckpoint:
 
     Differs from DTensor: the path gets no number. `restore` returns None, and raises unless the variables are those
     that were saved; saved objects that are not given are ignored.
-
-    Source: `tf.experimental.dtensor.DTensorCheckpoint`.
     """
 
     def __init__(self, mesh: DeviceMesh, root: Any = None, **objects: Any) -> None:
@@ -113,8 +110,6 @@ def name_based_save(
         mesh: the mesh of the arrays.
         checkpoint_prefix: the folder.
         name_tensor_dict: arrays and variables by name.
-
-    Source: `tf.experimental.dtensor.name_based_save`.
     """
     _write(check_mesh(mesh, MeshError), checkpoint_prefix, name_tensor_dict)
 
@@ -146,8 +141,6 @@ def name_based_restore(
         >>> whole = dtensor.relayout(w, dtensor.Layout.replicated(mesh, 1))
         >>> dtensor.name_based_restore(mesh, folder, {"w": whole})["w"].tolist()[-1]
         7.0
-
-    Source: `tf.experimental.dtensor.name_based_restore`.
     """
     for tensor in name_tensor_dict.values():
         if not isinstance(tensor, jax.ShapeDtypeStruct) or tensor.sharding is None:

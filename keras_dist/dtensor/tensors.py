@@ -24,9 +24,6 @@ from keras_dist.distribution.lint import report
 from keras_dist.distribution.mesh import check_mesh
 from keras_dist.distribution.plan import make_row
 from keras_dist.dtensor.layout import Layout, Mesh, array_of, is_dtensor, layout_of, mesh_of
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 from keras_dist.errors import LayoutError, MeshError, shorten, with_type
 
 
@@ -52,10 +49,7 @@ def copy_to_mesh(
         (16, 4)
 
     Differs from DTensor: takes any layout, not only a replicated one.
-
-    Source: `tf.experimental.dtensor.copy_to_mesh`.
     """
-    del source_layout
     tensor = as_array(tensor, "tensor")
     if layout is None:
         mesh = get_default_mesh()
@@ -89,10 +83,7 @@ def relayout(tensor: Any, layout: TensorLayout, name: str | None = None) -> jax.
         ['y', 'x']
 
     Differs from DTensor: from any layout to any other.
-
-    Source: `tf.experimental.dtensor.relayout`.
     """
-    del name
     tensor, layout = as_array(tensor, "tensor"), checked_layout(layout)
     if is_dtensor(tensor) and fetch_layout(tensor).mesh != layout.mesh:
         given = f"an array on {shown(fetch_layout(tensor).mesh)}, and a layout on {shown(layout.mesh)}"
@@ -112,8 +103,6 @@ def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> j
 
     Raises:
         LayoutError: `layout_tensor` has no layout, the layout does not fit, or the shapes of traced values differ.
-
-    Source: `tf.experimental.dtensor.relayout_like`.
     """
     array = array_of(layout_tensor)
     if not jax_internals.is_traced(array):
@@ -150,8 +139,6 @@ def call_with_layout(fn: Callable[..., Any], layout: TensorLayout | None, *args:
         >>> w = dtensor.call_with_layout(jax.random.uniform, layout, jax.random.key(0), shape=(784, 700))
         >>> dtensor.unpack(w)[0].shape
         (784, 175)
-
-    Source: `tf.experimental.dtensor.call_with_layout`.
     """
     if layout is None:
         return fn(*args, **kwargs)
@@ -212,18 +199,12 @@ def default_mesh(mesh: DeviceMesh) -> Iterator[None]:
 
 
 def run_on(mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
-    """Alias of `default_mesh`, an older name.
-
-    Source: `tf.experimental.dtensor.run_on`.
-    """
+    """Alias of `default_mesh`, an older name."""
     return default_mesh(mesh)
 
 
 def get_default_mesh() -> Mesh | None:
-    """Return the mesh that `default_mesh` or `jax.set_mesh` has set, or None.
-
-    Source: `tf.experimental.dtensor.get_default_mesh`.
-    """
+    """Return the mesh that `default_mesh` or `jax.set_mesh` has set, or None."""
     mesh = mesh_of_context()
     return None if mesh is None else mesh_of(mesh)
 
@@ -236,8 +217,6 @@ def fetch_layout(tensor: Any) -> Layout:
 
     Raises:
         LayoutError: the array is on no mesh, or is traced.
-
-    Source: `tf.experimental.dtensor.fetch_layout`.
     """
     array = array_of(tensor)
     if is_dtensor(array):
@@ -258,8 +237,6 @@ def check_layout(tensor: Any, layout: TensorLayout) -> None:
 
     Raises:
         LayoutError: the array has another layout, or none.
-
-    Source: `tf.experimental.dtensor.check_layout`.
     """
     found, layout = fetch_layout(tensor), checked_layout(layout)
     if found != layout:
@@ -320,6 +297,5 @@ def shown(mesh: DeviceMesh) -> str:
 
 def not_addressable(summary: str, layout: Layout, name: str) -> LayoutError:
     """Return the error for an array of which this process has only a part."""
-    given = f"layout {layout.sharding_specs} over {process_count()} processes"
     fix = f"relayout({name}, Layout.replicated(mesh, rank)) in all processes first; or unpack({name}) for local shards"
-    return LayoutError(summary, given=given, fix=fix)
+    return LayoutError(summary, given=f"layout {layout.sharding_specs} over {process_count()} processes", fix=fix)

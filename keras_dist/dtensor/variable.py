@@ -49,8 +49,6 @@ class DVariable(Variable):
         ([0.5, 0.5], ['batch'])
 
     Differs from DTensor: takes `layout`; `save_as_bf16` is not available.
-
-    Source: `tf.experimental.dtensor.DVariable`.
     """
 
     def __new__(cls, initial_value: Any = None, trainable: bool = True, *_: Any, **__: Any) -> DVariable:

@@ -10,8 +10,7 @@ from keras_dist.losses.categorical import categorical_crossentropy, sparse_categ
 from keras_dist.losses.targets import as_arrays
 from keras_dist.saving.registry import register_keras_serializable
 
-NAMES = ("crossentropy", "ce")
-"""Names of the loss in `compile`."""
+NAMES = ("crossentropy", "ce")  # names of the loss in `compile`
 
 
 def kind_by_shapes(y_true: jax.Array, y_pred: jax.Array) -> str:

@@ -24,8 +24,7 @@ from keras_dist.losses.loss import FunctionLoss
 from keras_dist.losses.targets import as_arrays
 from keras_dist.losses.vocabulary import Projection, statistics
 
-CHUNK_SIZE = 8192
-"""Vocabulary entries whose logits are in memory at the same time: 256 MiB in float32 for 8,192 tokens."""
+CHUNK_SIZE = 8192  # vocabulary entries whose logits are in memory at the same time: 256 MiB in float32 for 8,192 tokens
 
 
 def causal_lm(

@@ -129,7 +129,6 @@ class Loss(Configurable):
 
     def uses(self, projection: Projection) -> bool:
         """Whether `call` takes a projection instead of the logits that it computes."""
-        del projection
         return False
 
     def _unreduced(

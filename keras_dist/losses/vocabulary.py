@@ -55,13 +55,7 @@ class Projection:
 
 
 def statistics(logits: jax.Array | Projection, labels: jax.Array, chunk_size: int) -> tuple[jax.Array, jax.Array]:
-    """Return `logsumexp(logits)` and `logits[label]` for each token, float32.
-
-    Args:
-        logits: (..., vocabulary), or their projection.
-        labels: indices (...).
-        chunk_size: largest number of vocabulary entries of a shard whose logits are in memory at the same time.
-    """
+    """Return `logsumexp(logits)` and `logits[label]` for each token, float32; see `CausalLM` for `chunk_size`."""
     if not isinstance(logits, Projection):
         return _of_logits(logits, labels)
     chunks = _Chunks(logits.vocabulary_dim, logits.soft_cap, logits.shards, logits.shard_size, chunk_size)

@@ -19,8 +19,7 @@ from keras_dist.losses.targets import align_ranks, as_arrays
 from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import divide_no_nan
 
-_NEVER = -1e10
-"""A score below every threshold, or a threshold below every score."""
+_NEVER = -1e10  # a score below every threshold, or a threshold below every score
 
 
 RATES = {

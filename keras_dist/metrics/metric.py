@@ -115,7 +115,6 @@ class Metric(Configurable):
             UnknownNameError: the initializer is unknown.
             ModelError: `super().__init__()` was not called, or the array has another shape.
         """
-        del aggregation
         self._check_initialised()
         make = _INITIALIZERS.get(initializer, initializer) if isinstance(initializer, str) else initializer
         if hasattr(initializer, "shape"):

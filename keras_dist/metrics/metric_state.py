@@ -26,7 +26,6 @@ class MetricState(Borrower):
 
     def array_of(self, variable: Lendable) -> jax.Array:
         """Return the state."""
-        del variable
         with jax.ensure_compile_time_eval():
             self._array = jnp.asarray(self._array)  # pyright: ignore[reportUnknownMemberType]
         return self._array
@@ -46,7 +45,6 @@ class MetricState(Borrower):
 
     def take(self, variable: Lendable, array: Any) -> None:
         """Replace the state by an unshared array."""
-        del variable
         self._array, self._is_read = array, False
 
     def set_to_copy(self, variable: Lendable, value: Any) -> None:

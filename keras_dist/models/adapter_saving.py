@@ -24,8 +24,7 @@ from keras_dist.training.built_model import BuiltModel
 if TYPE_CHECKING:
     from keras_dist.models.adapter_methods import AdapterMethods
 
-Scales = Mapping[str, tuple[int, float]]
-"""The rank and alpha of weights by path."""
+Scales = Mapping[str, tuple[int, float]]  # the rank and alpha of weights by path
 
 
 def save(
@@ -47,8 +46,7 @@ def save(
     problems = [*_problems(chosen, groups), *_other_dims(chosen, merged), *_other_scales(chosen, scales)]
     if problems:
         fix = "adapt other layers; or merge_lora, and save the merged weights"
-        summary = "save_adapter: peft's format cannot hold the adapters"
-        raise ModelError(summary, given=enumerated(problems), fix=fix)
+        raise ModelError("save_adapter: peft's format cannot hold the adapters", given=enumerated(problems), fix=fix)
     arrays: dict[str, np.ndarray] = {}
     modules: dict[str, tuple[int, float]] = {}
     with session.cell.lock:  # all are of one step, whoever trains

@@ -34,9 +34,6 @@ from keras_dist.variables.variable import Variable
 if TYPE_CHECKING:
     from keras_dist.models.adapter_methods import AdapterMethods
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# graphs of Flax have no types
-
 _LISTED = 20
 
 _EXPERTS = (
@@ -44,31 +41,20 @@ _EXPERTS = (
     "whole, without enable_lora, and set `trainable` of other layers to False"
 )
 
-OfDims = tuple[Sequence[int], Sequence[int]]
-"""The dims of a weight that are dims of inputs, and of outputs."""
+OfDims = tuple[Sequence[int], Sequence[int]]  # the dims of a weight that are dims of inputs, and of outputs
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A layer, or a parameter of a foreign module, that a pattern may choose.
+    """A layer, or a parameter of a foreign module, that a pattern may choose."""
 
-    Attributes:
-        names: paths that patterns match: of the layer, and of its weight.
-        weight: path of the weight; empty for a layer without one.
-        reason: why it cannot be adapted; empty if it can.
-        layer: the layer; None in a foreign module.
-        parts: names and indices that lead to the parameter in a foreign module.
-        dims: dims of inputs and of outputs of the weight; a stack has more dims before.
-        kind: of the module in files.
-    """
-
-    names: tuple[str, ...]
-    weight: str = ""
-    reason: str = ""
-    layer: LoraLayer | None = None
-    parts: tree_paths.Parts = ()
-    dims: OfDims = ((), ())
-    kind: Kind = "linear"
+    names: tuple[str, ...]  # paths that patterns match: of the layer, and of its weight
+    weight: str = ""  # path of the weight; empty for a layer without one
+    reason: str = ""  # why it cannot be adapted; empty if it can
+    layer: LoraLayer | None = None  # the layer; None in a foreign module
+    parts: tree_paths.Parts = ()  # names and indices that lead to the parameter in a foreign module
+    dims: OfDims = ((), ())  # dims of inputs and of outputs of the weight; a stack has more dims before
+    kind: Kind = "linear"  # of the module in files
 
 
 def enumerated(problems: Sequence[str]) -> str:
@@ -160,9 +146,8 @@ def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
             problems.append(f"{rule!r} matches none" + (f"; the nearest path is {near!r}" if near else ""))
     problems += [f"{one.names[0]!r}: {one.reason}" for one in found.values() if one.reason]
     if problems:
-        fix = f"choose by whole paths some of {able[:_LISTED]}"
         summary = "enable_lora: `layers` must match layers that can be adapted"
-        raise ModelError(summary, given=enumerated(problems), fix=fix)
+        raise ModelError(summary, given=enumerated(problems), fix=f"choose by whole paths some of {able[:_LISTED]}")
     return list(found.values())
 
 

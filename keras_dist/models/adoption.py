@@ -49,14 +49,7 @@ class ModelMembership:
 def change_weights(
     session: BuiltModel, modules: Mapping[str, nnx.Module], change: Callable[[], None], trainable: Trainable = None
 ) -> None:
-    """Let `change` add, replace or remove weights of these modules, by path, and update the model; all or nothing.
-
-    Args:
-        session: the built model.
-        modules: what `change` may change; the empty path is the whole model.
-        change: is called once; its random keys follow from the paths.
-        trainable: filter of the trained variables of a foreign module.
-    """
+    """Let `change` add, replace or remove weights of these modules, by path, and update the model; all or nothing."""
     cell, name = session.cell, " ".join(modules)
     rows = (row for row in cell.plan.rows if not modules.keys().isdisjoint(prefixes(row.path)))
     variables = [(row.path, cell.held(row.path)) for row in rows]

@@ -58,9 +58,8 @@ def check_described(model: SavingMethods) -> None:
     """Check that a model consists of layers, which a config can describe."""
     check_not_of_keras(model)
     if not model._may_add_losses:
-        summary = "a model of a flax.nnx module has no config"
         fix = "keep the code that makes the module, and call Model.from_nnx again"
-        raise ConfigError(summary, given="a model that from_nnx made", fix=fix)
+        raise ConfigError("a model of a flax.nnx module has no config", given="a model that from_nnx made", fix=fix)
 
 
 def graph_config(model: SavingMethods) -> dict[str, Any]:

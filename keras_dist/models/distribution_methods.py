@@ -133,8 +133,6 @@ class DistributionMethods(GraphMethods):
 
         Raises:
             ModelError: the lists of values and variables have different lengths.
-
-        Source: `keras.Model.stateless_call`.
         """
         session = self._with_weights(*args, **kwargs)
         if isinstance(trainable, list | tuple):

@@ -113,10 +113,7 @@ def _array_of(spec: Any, default: Any) -> tuple[Dims, Any]:
 def _predict_of(
     session: BuiltModel,
 ) -> tuple[Callable[[dict[str, jax.Array], PyTree], PyTree], dict[str, jax.ShapeDtypeStruct]]:
-    """Return `predict` as a function of weights by path and inputs, on one device, and the shapes of these weights.
-
-    The keys of random streams are weights here, as their data.
-    """
+    """Return `predict` as a function of weights by path and inputs, on one device, and the shapes of the weights."""
     cell, step = session.cell, int(session.cell.state.step)
     device = cell.mesh.backend_mesh.local_devices[0]
     forward = dataclasses.replace(session.forward, distribution=DataParallel(devices=[device]).snapshot(), plan=None)

@@ -27,8 +27,7 @@ from keras_dist.training.naming import free_name, name_members
 if TYPE_CHECKING:
     from keras_dist.models.graph_methods import GraphMethods
 
-Place = tuple[str, int, int]
-"""Origin of a tensor: name of a step, index of its call, index of an output of the call."""
+Place = tuple[str, int, int]  # origin of a tensor: name of a step, index of its call, index of an output of the call
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -46,15 +46,10 @@ class KerasVariables(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KerasModel:
-    """A Keras model object, and the positions of its variables in a module.
+    """A Keras model object, and the positions of its variables in a module."""
 
-    Attributes:
-        model: the `keras.Model`. Its variables hold arrays of the host, not of a device.
-        places: variables by the names in their paths, in Keras's order.
-    """
-
-    model: Any
-    places: Mapping[tree_paths.Parts, Any]
+    model: Any  # the `keras.Model`. Its variables hold arrays of the host, not of a device.
+    places: Mapping[tree_paths.Parts, Any]  # variables by the names in their paths, in Keras's order
 
     @property
     def paths(self) -> list[str]:
@@ -98,11 +93,7 @@ class KerasModel:
         return outputs
 
     def compile_arguments(self) -> dict[str, Any]:
-        """Return the Keras model's arguments of `compile`, as objects of keras_dist of the same names.
-
-        Raises:
-            ModelError: the Keras model is not compiled, or compiled with objects that only Keras has.
-        """
+        """Return the Keras model's arguments of `compile`, as objects of keras_dist of the same names."""
         try:
             config = self.model.get_compile_config()
             found = {name: deserialize_keras_object(value) for name, value in config.items() if name in _COMPILED}
@@ -122,14 +113,7 @@ class KerasModel:
 
 
 def adopt(model: Any) -> KerasModel:
-    """Adopt a Keras model object; its variables then hold host copies of their values.
-
-    So no device holds a whole copy beside the shards that are made of it.
-
-    Raises:
-        ModelError: the object is not a model of Keras, runs on another backend, is not built, or was made under a
-            distribution of Keras.
-    """
+    """Adopt a Keras model object; its variables then hold host copies, so that no device holds a whole one."""
     _check(model)
     for variable in model.variables:
         _set(variable, np.array(variable.value))
@@ -138,7 +122,6 @@ def adopt(model: Any) -> KerasModel:
 
 def added_loss(module: Any, batch: Batch, y_pred: PyTree, training: bool) -> jax.Array:
     """Return the loss of `compile` plus the losses of layers and regularizers added in this call."""
-    del module, training
     context = call_context.current()
     if context is None or context.compiled_loss is None:
         raise RuntimeError("added_loss outside of a step")
@@ -210,7 +193,6 @@ def _as_nnx(variable: Any, is_weight: bool) -> nnx.Variable:
 
 def is_trained(path: Any, variable: Any) -> bool:
     """Return whether a variable is trained; an NNX filter."""
-    del path
     return isinstance(variable, nnx.Param) and not variable.get_metadata("is_frozen")
 
 

@@ -70,7 +70,6 @@ def load_model(
             model that is far larger than its arrays.
         LayoutError: the layout rules cannot be applied to the model.
     """
-    del safe_mode
     scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if distribution is not None:
         check_distribution("distribution", distribution)
@@ -172,8 +171,6 @@ def save_weights(
         overwrite: whether to replace an existing file or folder.
         max_shard_size: largest size of a file [GB]; larger weights are split into several files.
         **options: further arguments of `Model.save_weights`.
-
-    Source: `keras.saving.save_weights`.
     """
     model.save_weights(filepath, overwrite, max_shard_size, **options)
 
@@ -188,8 +185,6 @@ def load_weights(
         filepath: path of a file or a folder.
         skip_mismatch: whether to skip weights that do not match.
         **options: further arguments of `Model.load_weights`.
-
-    Source: `keras.saving.load_weights`.
     """
     return model.load_weights(filepath, skip_mismatch, **options)
 

@@ -323,10 +323,7 @@ class Model(DistributionMethods):
 
         Raises:
             ModelError: an argument cannot be used.
-
-        Source: `keras.Model.summary`.
         """
-        del positions
         if line_length is not None:
             check_int("line_length", line_length, 40, alternative="None", example=120)
         table = summary_table(self, expand_nested, show_trainable, layer_range)

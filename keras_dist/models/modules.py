@@ -122,7 +122,6 @@ class ModuleSource:
 
 def module_is_apart(name: str) -> ModelError:
     """Return the error for a model of a module that is used as if it were the module."""
-    summary = f"model {name!r} is not the module that it trains, and does not contain it"
     given = "a model of from_nnx or from_keras, passed to a function of flax.nnx, to from_nnx or to another model"
     fix = "pass model.module: nnx.grad(loss)(model.module), Model.from_nnx(model.module), layers.NNXLayer(model.module)"
-    return ModelError(summary, given=given, fix=fix)
+    return ModelError(f"model {name!r} is not the module that it trains, and does not contain it", given=given, fix=fix)

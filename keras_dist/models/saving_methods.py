@@ -133,8 +133,6 @@ class SavingMethods(Trainer):
 
         Differs from Keras: `filepath` is the same with and without `max_shard_size`, and a weight may be larger;
         `weight_map`, `dtype` and `config`.
-
-        Source: `keras.Model.save_weights`.
         """
         path, session = path_of_keras("save_weights", filepath), self._with_weights()
         check_fits_form(path, filepath, False, objects_to_skip)
@@ -200,8 +198,6 @@ class SavingMethods(Trainer):
             2 loaded: d1/kernel, d1/bias; 2 missing in the file: d2/kernel, d2/bias
 
         Differs from Keras: `weight_map`.
-
-        Source: `keras.Model.load_weights`.
         """
         strict = strict and not skip_mismatch
         path, session = path_of_keras("load_weights", filepath), self._with_weights()
@@ -232,8 +228,6 @@ class SavingMethods(Trainer):
             >>> again = kd.Model.from_config(model.get_config())
             >>> [weight.path for weight in again.weights]
             ['d1/kernel', 'd1/bias']
-
-        Source: `keras.Model.get_config`.
         """
         if not is_of_graph(self):
             check_described(self)
@@ -251,8 +245,6 @@ class SavingMethods(Trainer):
 
         Raises:
             ConfigError: the config is damaged, or names a class or function that is not registered.
-
-        Source: `keras.Model.from_config`.
         """
         with custom_object_scope(custom_objects), one_config_read():
             return super().from_config(with_graph(cls, config))
@@ -265,24 +257,16 @@ class SavingMethods(Trainer):
 
         Raises:
             ConfigError: a layer or an argument cannot be serialized.
-
-        Source: `keras.Model.to_json`.
         """
         with one_config_written():
             return json.dumps(serialize_keras_object(self), **kwargs)
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Return the argument of `build_from_config`; None without weights, or if none is needed.
-
-        Source: `keras.Layer.get_build_config`.
-        """
+        """Return the argument of `build_from_config`; None without weights, or if none is needed."""
         return written_build(self)
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
-        """Create the weights for the inputs that `get_build_config` described.
-
-        Source: `keras.Layer.build_from_config`.
-        """
+        """Create the weights for the inputs that `get_build_config` described."""
         build_as(self, config)
 
     def get_compile_config(self) -> dict[str, Any]:
@@ -292,8 +276,6 @@ class SavingMethods(Trainer):
             ConfigError: one of them is neither a name, an object of keras_dist, nor registered.
 
         Differs from Keras: what cannot be read again is an error here, and not only when it is read.
-
-        Source: `keras.Model.get_compile_config`.
         """
         arguments = {} if self._compile_config is None else self._compile_config.arguments
         return {name: written_argument(name, value) for name, value in arguments.items()}
@@ -303,8 +285,6 @@ class SavingMethods(Trainer):
 
         Raises:
             ConfigError: the config names a class or function that is not registered.
-
-        Source: `keras.Model.compile_from_config`.
         """
         if config:
             self.compile(**deserialize_keras_object(config))
@@ -361,8 +341,6 @@ class SavingMethods(Trainer):
             >>> model.save(path)
             >>> [weight.path for weight in kd.models.load_model(path).weights]
             ['d1/kernel', 'd1/bias']
-
-        Source: `keras.Model.save`.
         """
         form, path = format_of_model(filepath, zipped, save_format, unknown)
         if form != "folder" and self._runtime.adapters is not None:
@@ -469,12 +447,10 @@ class SavingMethods(Trainer):
 
         Source: `keras.src.saving.keras_saveable.KerasSaveable.__reduce__`.
         """
-        del protocol
         return reduced(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy of the model on the same distribution."""
-        del memo
         return copied(self)
 
     def __copy__(self) -> Self:

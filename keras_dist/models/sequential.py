@@ -136,8 +136,6 @@ class Sequential(Model):
 
         Raises:
             ConfigError: a layer or an argument cannot be serialized.
-
-        Source: `keras.Sequential.get_config`.
         """
         if not takes_layers(type(self)):
             return super().get_config()
@@ -163,8 +161,6 @@ class Sequential(Model):
 
         Raises:
             ConfigError: the config is damaged, or names a class or function that is not registered.
-
-        Source: `keras.Sequential.from_config`.
         """
         if not takes_layers(cls):
             return super().from_config(config, custom_objects)

@@ -30,8 +30,7 @@ from keras_dist.training.compile_metrics import recorded_mask
 from keras_dist.training.step import Forward
 from keras_dist.variables import call_context
 
-Lists = Sequence[Any]
-"""A value for each variable in a list."""
+Lists = Sequence[Any]  # a value for each variable in a list
 
 
 class StepMethods(Layer):
@@ -66,8 +65,6 @@ class StepMethods(Layer):
             y_pred: outputs of the model for `x`.
             sample_weight: weights of the examples, or None.
             training: whether the model is being trained.
-
-        Source: `keras.Model.compute_loss`.
         """
         context = call_context.current()
         if context is not None and context.compiled_loss is not None:
@@ -100,14 +97,8 @@ class StepMethods(Layer):
         """Call `compute_loss` with these values of the variables; a pure function.
 
         Args:
-            trainable_variables: values for `trainable_variables`.
-            non_trainable_variables: values for `non_trainable_variables`.
-            metrics_variables: values for `metrics_variables`.
-            x: inputs.
-            y: targets.
-            y_pred: outputs of the model for `x`.
-            sample_weight: weights of the examples, or None.
-            training: whether the model is being trained.
+            trainable_variables, non_trainable_variables, metrics_variables: values for the variables of these names.
+            x, y, y_pred, sample_weight, training: as in `compute_loss`.
 
         Returns:
             The loss, and the three lists afterwards.
@@ -148,13 +139,8 @@ class StepMethods(Layer):
         """Compute the loss to differentiate, scaled by the optimizer, from values of all variables.
 
         Args:
-            trainable_variables: values for `trainable_variables`.
-            non_trainable_variables: values for `non_trainable_variables`.
-            metrics_variables: values for `metrics_variables`.
-            x: inputs.
-            y: targets.
-            sample_weight: weights of the examples, or None.
-            training: whether the model is being trained.
+            trainable_variables, non_trainable_variables, metrics_variables: as in `stateless_compute_loss`.
+            x, y, sample_weight, training: as in `compute_loss`.
             optimizer_variables: values for `optimizer.variables`; None if the loss is not differentiated.
 
         Returns:
@@ -262,15 +248,11 @@ class StepMethods(Layer):
         It runs inside the compiled step, and may update the metrics of the model.
 
         Args:
-            x: inputs.
-            y: targets.
-            y_pred: outputs of the model for `x`.
-            sample_weight: weights of the examples, or None.
+            x, y, y_pred, sample_weight: as in `compute_loss`.
 
         Returns:
             Numbers or arrays by name.
         """
-        del x
         compiled = self._chosen().metrics.compiled
         if compiled is not None:
             compiled.update_state(y, y_pred, sample_weight)
@@ -299,25 +281,17 @@ class StepMethods(Layer):
         Attributes of the model and its layers that are metrics come last; before `compile` only they exist. Metrics
         have the values of the last epoch or evaluation, and reading them waits for the last step. A subclass that
         overrides a step may override this property; its metrics are reset with each epoch.
-
-        Source: `keras.Model.metrics`.
         """
         choices = self._runtime.choices
         return [*([] if choices is None else choices.metrics.all), *super().metrics]
 
     @property
     def metrics_names(self) -> list[str]:
-        """The names of `metrics`.
-
-        Source: `keras.Model.metrics_names`.
-        """
+        """The names of `metrics`."""
         return [metric.name for metric in self.metrics]
 
     def reset_metrics(self) -> None:
-        """Reset the state of all `metrics`. `fit` and `evaluate` call it themselves.
-
-        Source: `keras.Model.reset_metrics`.
-        """
+        """Reset the state of all `metrics`. `fit` and `evaluate` call it themselves."""
         for metric in self.metrics:
             metric.reset_state()
 
@@ -326,8 +300,6 @@ class StepMethods(Layer):
 
         Raises:
             ModelError: the model has metrics and was neither trained nor evaluated.
-
-        Source: `keras.Model.get_metrics_result`.
         """
         found: dict[str, Any] = {}
         for metric in self.metrics:

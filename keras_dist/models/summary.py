@@ -86,8 +86,7 @@ def layer_table(
 
 _HEADERS = ("layer (type)", "output shape", "params", "layout", "rule", "bytes", "per device")
 
-_Line = Mapping[str, str]
-"""Cells by the headers of their columns."""
+_Line = Mapping[str, str]  # cells by the headers of their columns
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,8 +114,6 @@ class Trainer(CompileMethods):
             ModelError: the model is not compiled, or an argument cannot be used.
             DistributionError: the current distribution is not the distribution of the model.
             DataError: the data cannot be batched, split or weighted.
-
-        Source: `keras.Model.fit`.
         """
         self._check_compiled("fit")
         check_option("shuffle", shuffle, (False, True))
@@ -146,10 +144,7 @@ class Trainer(CompileMethods):
 
     @property
     def history(self) -> History | None:
-        """The `History` of the last `fit`, complete or interrupted; None before the first.
-
-        Source: `keras.Model.history`.
-        """
+        """The `History` of the last `fit`, complete or interrupted; None before the first."""
         return self._runtime.history
 
     @names_unknown_keywords
@@ -189,8 +184,6 @@ class Trainer(CompileMethods):
             DataError: the data cannot be batched.
 
         Differs from Keras: `seed`.
-
-        Source: `keras.Model.evaluate`.
         """
         self._check_compiled("evaluate")
         examples = fitting.batching(fitting.source(self, x, y, sample_weight), batch_size, steps)
@@ -225,10 +218,7 @@ class Trainer(CompileMethods):
 
         Args:
             x: inputs, or a dataset whose targets are ignored; see `fit`.
-            batch_size: rows of one step; by default 32, or the size that divides the examples into `steps` batches.
-            verbose: 0 for silence, 1 or "auto" for a progress bar.
-            steps: number of batches; by default all.
-            callbacks: called in order.
+            batch_size, verbose, steps, callbacks: as in `evaluate`.
             call: `call(module, x, training, rngs) -> y_pred`, used instead of the call of the model: another method of
                 the same weights; see `from_nnx`. Each function is compiled once: define it outside of loops.
             local: whether a process of a job returns only the outputs for its own rows (`data.process_rows`), which are
@@ -264,8 +254,6 @@ class Trainer(CompileMethods):
 
         Differs from Keras: `call`, `local` and `seed`; outputs without rows are stacked, where Keras raises an error or
         concatenates them.
-
-        Source: `keras.Model.predict`.
         """
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")

@@ -78,8 +78,7 @@ class AdamW(Adam):
         **common: Unpack[ArgumentsButDecay],
     ) -> None:
         if weight_decay is None:
-            summary = "AdamW: `weight_decay` must be a number"
-            raise ModelError(summary, given="weight_decay=None", fix="use Adam")
+            raise ModelError("AdamW: `weight_decay` must be a number", given="weight_decay=None", fix="use Adam")
         super().__init__(learning_rate, beta_1, beta_2, epsilon, amsgrad, weight_decay=weight_decay, **common)
 
 
@@ -128,7 +127,6 @@ def _scale_by_adamax(beta_1: float, beta_2: float, epsilon: float) -> optax.Grad
     """`optax.scale_by_adamax`, except that the state does not include epsilon."""
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        del params
         count = optax.safe_increment(state.count)
         mu = optax.tree.update_moment(updates, state.mu, beta_1, 1)
         nu = jax.tree.map(lambda g, n: jnp.maximum(beta_2 * n, jnp.abs(g)), updates, state.nu)
@@ -167,7 +165,6 @@ def _scale_by_nadam(beta_1: float, beta_2: float, epsilon: float) -> optax.Gradi
         return ScaleByNadamState(jnp.zeros((), jnp.int32), zeros(params), zeros(params), jnp.ones(()))
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        del params
         count = optax.safe_increment(state.count)
         mu = optax.tree.update_moment(updates, state.mu, beta_1, 1)
         nu = optax.tree.update_moment(updates, state.nu, beta_2, 2)

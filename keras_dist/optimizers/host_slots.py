@@ -68,12 +68,7 @@ def update_in_turn(
 
 
 class _Program:
-    """A traced function of which each value is computed when it is needed.
-
-    Attributes:
-        after: the value that a transfer waits for.
-        transferred: the numbers of arrays in host memory that were read.
-    """
+    """A traced function of which each value is computed when it is needed; transfers wait for the value `after`."""
 
     def __init__(self, closed: Any, inputs: list[Any], on_host: Mapping[Any, int]) -> None:
         self._jaxpr, self._on_host = closed.jaxpr, on_host

@@ -123,11 +123,9 @@ def scale_by_rate() -> optax.GradientTransformationExtraArgs:
     """
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        del params
         if "learning_rate" not in extra:
-            summary = "scale_by_rate needs the learning rate"
             fix = "use it in the `transformation` of an Optimizer, or take optax.scale_by_learning_rate(0.1)"
-            raise ModelError(summary, given="update(updates, state, params)", fix=fix)
+            raise ModelError("scale_by_rate needs the learning rate", given="update(updates, state, params)", fix=fix)
         return jax.tree.map(lambda u: (-extra["learning_rate"] * u).astype(u.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

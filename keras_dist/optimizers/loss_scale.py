@@ -180,8 +180,7 @@ def _are_finite(grads: PyTree) -> jax.Array:
     return jnp.all(jnp.array(finite))
 
 
-_DEFAULTS = {"ema_momentum": 0.99}
-"""The defaults of shared arguments that are not None or False."""
+_DEFAULTS = {"ema_momentum": 0.99}  # the defaults of shared arguments that are not None or False
 
 
 def _check_shared(kwargs: dict[str, Any], inner_optimizer: Any) -> None:

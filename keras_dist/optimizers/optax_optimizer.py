@@ -16,8 +16,7 @@ from keras_dist.optimizers.accumulation import add_batch, mean_gradient, squared
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.optimizer_variables import has_rate
 
-_OF_THE_LOSS = ("value", "grad", "value_fn")
-"""Arguments of transformations that need the loss, such as lbfgs."""
+_OF_THE_LOSS = ("value", "grad", "value_fn")  # arguments of transformations that need the loss, such as lbfgs
 
 
 class AccumulationState(NamedTuple):
@@ -119,10 +118,9 @@ class OptaxOptimizer(CustomLoops):
         rates = rates or [node.learning_rate for node in jax.tree.leaves(before, is_leaf=has_rate) if has_rate(node)]
         if len(rates) == 1:
             return rates[0]
-        summary = f"the learning rate of optimizer {self.name!r} is unknown"
         given = "an optax transformation without a learning rate in its state, or with several"
         fix = "optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3), or a schedule as its learning_rate"
-        raise ModelError(summary, given=given, fix=fix)
+        raise ModelError(f"the learning rate of optimizer {self.name!r} is unknown", given=given, fix=fix)
 
     def _is_due(self, state: AccumulationState) -> Any:
         return (state.iterations + 1) % (self.gradient_accumulation_steps or 1) == 0

@@ -210,7 +210,6 @@ class Optimizer(WeightDecay, Configurable):
 
     def rate_of_step(self, before: PyTree, after: PyTree) -> Any:
         """Return the learning rate of a step, given the states before and after it."""
-        del after
         return rate_after(self._rate, before.inner.iterations) if callable(self._rate) else before.learning_rate
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
@@ -231,7 +230,6 @@ class Optimizer(WeightDecay, Configurable):
 
     def scale_loss(self, loss: ArrayLike, state: PyTree = None) -> ArrayLike:
         """Return the scaled loss, whose gradients `update` takes; a dynamic scale is in `state`."""
-        del state
         self._has_scaled = True
         return loss if self.loss_scale_factor is None else loss * self.loss_scale_factor
 

@@ -202,12 +202,9 @@ class OptimizerVariables:
         """Check that the optimizer can train variables on this mesh (None if unknown)."""
         own, theirs = (getattr(one, "backend_mesh", one) for one in (self._mesh, mesh))
         if own is not None and theirs is not None and own != theirs:
-            raise ModelError(
-                f"the optimizer {self.name!r} has another mesh than the variables",
-                given=f"mesh={self._mesh}, variables on {mesh}",
-                expected="one mesh",
-                fix="leave `mesh` out: slots are placed as their variables",
-            )
+            summary = f"the optimizer {self.name!r} has another mesh than the variables"
+            given = f"mesh={self._mesh}, variables on {mesh}"
+            raise ModelError(summary, given=given, fix="leave `mesh` out: slots are placed as their variables")
 
     @property
     def variables(self) -> list[Any]:
@@ -329,12 +326,9 @@ class OptimizerVariables:
 
     def _check_built(self, method: str) -> None:
         if not self.built:
-            raise ModelError(
-                f"`{method}` of the optimizer {self.name!r} needs variables",
-                given=f"optimizer.{method} before build()",
-                expected="an optimizer that was built; a compiled model holds the state of its optimizer",
-                fix=f"optimizer.build(model.trainable_variables), or, after compile, model.optimizer.{method}",
-            )
+            summary = f"`{method}` of the optimizer {self.name!r} needs variables"
+            fix = f"optimizer.build(model.trainable_variables), or, after compile, model.optimizer.{method}"
+            raise ModelError(summary, given=f"optimizer.{method} before build()", fix=fix)
 
     def _check_arrays(self, argument: str, arrays: Sequence[Any], like: Sequence[Any]) -> None:
         """Check the number and the shapes of arrays."""

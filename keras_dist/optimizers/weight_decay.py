@@ -38,8 +38,7 @@ class WeightDecay(CustomLoops):
         """
         if self._is_used or self.built:
             summary = f"exclude_from_weight_decay comes too late: the optimizer {self.name!r} is in use"
-            fix = "call it before compile()"
-            raise ModelError(summary, given="a call after compile() or init()", fix=fix)
+            raise ModelError(summary, given="a call after compile() or init()", fix="call it before compile()")
         excluded = tuple(var_list or ())
         if isinstance(var_list, str) or not all(isinstance(path_of(one), str) for one in excluded):
             summary = "exclude_from_weight_decay: `var_list` must be a list of variables or their paths"
@@ -60,7 +59,6 @@ class WeightDecay(CustomLoops):
 
     def decay_of(self, path: str, param: jax.Array | None) -> float | None:
         """Return the weight decay of the weight at `path`, or None."""
-        del param
         return None if self._is_excluded(path) else self.weight_decay
 
     def _decay(self, params: PyTree, rate: Any) -> Any:

@@ -1,8 +1,7 @@
 """Paths in buckets such as `gs://bucket/folder`, through etils.
 
-A bucket has no folders: a folder is the set of objects whose names share a prefix.
-
-A bucket has no locks and no renames; an object in it is whole or not there.
+A bucket has no folders, locks or renames: a folder is the set of objects whose names share a prefix. An object is whole
+or not there.
 """
 
 from __future__ import annotations
@@ -23,12 +22,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # of at least two letters: o
 
 
 def folder_path(path: str) -> pathlib.Path:
-    """Return `path` as a `pathlib.Path`, or as an etils path for a bucket.
-
-    Raises:
-        CheckpointError: orbax does not support this kind of storage.
-        MissingExtraError: the package for this kind of bucket is not installed.
-    """
+    """Return `path` as a `pathlib.Path`, or as an etils path for a bucket."""
     if path.startswith(_PREFIX):
         place = epath.Path(path)
         _file_system(place)
@@ -51,10 +45,7 @@ def in_bucket(path: pathlib.PurePath) -> bool:
 
 
 def refreshed(path: Folder) -> Folder:
-    """Return the path, after clearing cached listings if it is in a bucket.
-
-    fsspec remembers what it has listed, and does not see what orbax and other processes write.
-    """
+    """Return the path; in a bucket after clearing listings, since fsspec does not see what other processes write."""
     if in_bucket(path):
         system = _file_system(path)
         if system is not None:

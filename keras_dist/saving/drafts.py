@@ -20,8 +20,7 @@ from keras_dist.saving.locks import lock_folder, unlock_folder
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+(?:-\d+)?")
 
-_MOST_DRAFTS = 1000
-"""Drafts of one place by one process at a time."""
+_MOST_DRAFTS = 1000  # drafts of one place by one process at a time
 
 _SYSTEM = re.compile(r"\bos[ _]error(?:_code)?[ =']*(?P<number>\d+)", re.IGNORECASE)
 """The number of a system error in messages of safetensors and tensorstore."""
@@ -29,11 +28,7 @@ _SYSTEM = re.compile(r"\bos[ _]error(?:_code)?[ =']*(?P<number>\d+)", re.IGNOREC
 
 @contextlib.contextmanager
 def writing_to(place: str | os.PathLike[str]) -> Generator[None]:
-    """Enter a context in which system errors, such as a full disk, become errors that name the path.
-
-    Raises:
-        WriteError: instead of such an error, or of one that a library has made of it.
-    """
+    """Enter a context in which system errors, such as a full disk, become `WriteError`s that name the path."""
     try:
         yield
     except KerasDistError:
@@ -95,9 +90,6 @@ def draft_of(place: pathlib.Path) -> Generator[pathlib.Path]:
     """Create a private temporary folder beside a path, and remove it at exit.
 
     Drafts of killed writers of this path are removed first, except on systems without locks of folders.
-
-    Raises:
-        OSError: the parent folder does not exist, or may not be written.
     """
     with contextlib.suppress(OSError), contextlib.ExitStack() as locks:
         for path in left_drafts(place, locks):
@@ -115,10 +107,7 @@ def draft_of(place: pathlib.Path) -> Generator[pathlib.Path]:
 
 
 def new_draft(place: pathlib.Path, mode: int = 0o777) -> tuple[str, int | None]:
-    """Create and lock a folder beside `place`.
-
-    Returns its number and its lock; the lock is None where folders have no locks.
-    """
+    """Create a folder beside `place`; return its number and its lock, None where folders have no locks."""
     for count in range(_MOST_DRAFTS):
         number = f"{os.getpid()}-{count}" if count else f"{os.getpid()}"
         folder = draft_path(place, number)
@@ -146,10 +135,7 @@ def new_draft(place: pathlib.Path, mode: int = 0o777) -> tuple[str, int | None]:
 
 
 def left_drafts(place: pathlib.Path, locks: contextlib.ExitStack, is_only_writer: bool = False) -> list[pathlib.Path]:
-    """Lock and return the drafts of a place without a running writer.
-
-    With `is_only_writer` also drafts that are locked or have no lock.
-    """
+    """Lock and return the drafts of a place without a running writer; with `is_only_writer` return all drafts."""
     left: list[pathlib.Path] = []
     for path in sorted(path for path in place.parent.iterdir() if place_of(path) == place and path.is_dir()):
         try:

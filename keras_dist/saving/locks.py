@@ -1,7 +1,7 @@
 """Locks of files and folders, which the system releases when their process exits.
 
-Locks are `flock`s with the owner in the file: the system drops them with the process, so that no lock is stale. On
-Windows, on disks without locks and in buckets nobody is refused.
+Locks are `flock`s with the owner in the file, so that none is stale. On Windows, on disks without locks and in buckets
+nobody is refused.
 """
 
 from __future__ import annotations
@@ -35,15 +35,10 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """The process that holds the lock of a directory.
+    """The process that holds the lock of a directory."""
 
-    Attributes:
-        text: process, machine, program and time of locking.
-        is_alive: whether the process still runs; None for one on another machine.
-    """
-
-    text: str
-    is_alive: bool | None
+    text: str  # process, machine, program and time of locking
+    is_alive: bool | None  # whether the process still runs; None for one on another machine
 
 
 class Lock:
@@ -169,16 +164,7 @@ def alone_in(folder: pathlib.Path) -> Generator[None]:
 
 
 def lock_folder(folder: pathlib.Path, waits: bool = False) -> int:
-    """Lock a folder, and return the descriptor that holds the lock.
-
-    Args:
-        folder: path of the folder.
-        waits: whether to wait until the lock is free.
-
-    Raises:
-        BlockingIOError: another process holds the lock.
-        OSError: the folder does not exist, may not be read, or cannot be locked, as on Windows.
-    """
+    """Lock a folder, and return the descriptor that holds the lock; raise a `BlockingIOError` if it is held."""
     if fcntl is None:
         raise OSError(errno.ENOTSUP, "folders have no locks on this system", str(folder))
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,9 +1,6 @@
 """Reading of files from untrusted folders: only regular files of bounded size.
 
-In a bucket all files are regular.
-
-A link to `/dev/zero` has no end, and a config of one line can ask for any memory: only regular files are read, no more
-of them than is stated.
+A link to `/dev/zero` has no end, and a config of one line can ask for any memory. In a bucket all files are regular.
 """
 
 from __future__ import annotations
@@ -23,23 +20,12 @@ from keras_dist.saving.buckets import in_bucket, size_of
 
 T = TypeVar("T")
 
-WAITS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-"""Successive waits of a reader for a writer that replaces its folder [s]."""
-
-MOST_BYTES = 2**28
-"""The largest file that is read at once."""
+WAITS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # successive waits of a reader for a writer that replaces its folder [s]
+MOST_BYTES = 2**28  # the largest file that is read at once
 
 
 def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
-    """Open a regular file for reading; refuse devices and pipes, which may block or never end.
-
-    Args:
-        path: path of the file.
-        follow_links: whether it may be a symbolic link to a regular file.
-
-    Raises:
-        OSError: the file cannot be read, or is not a regular file.
-    """
+    """Open a regular file for reading; raise an `OSError` for devices and pipes, which may block or never end."""
     if in_bucket(path):
         return cast(Any, path.open("rb"))
     if not stat.S_ISREG(os.stat(path, follow_symlinks=follow_links).st_mode):
@@ -51,11 +37,7 @@ def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
 
 @contextlib.contextmanager
 def explaining_missing(caller: str, filepath: object) -> Generator[None]:
-    """Enter a context in which the error for a missing file names `caller` and `filepath`.
-
-    Raises:
-        FileMissingError: the file does not exist.
-    """
+    """Enter a context in which the error for a missing file names `caller` and `filepath`."""
     try:
         yield
     except FileNotFoundError as error:

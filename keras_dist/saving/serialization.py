@@ -58,8 +58,7 @@ _VALUES = (
     "DTypePolicy",
 )
 
-_CODE = "4w"
-"""The first characters of Python code in base64, as `marshal` writes it."""
+_CODE = "4w"  # the first characters of Python code in base64, as `marshal` writes it
 
 _lambdas_kept: contextvars.ContextVar[bool] = contextvars.ContextVar("lambdas_kept", default=False)
 
@@ -150,7 +149,6 @@ def deserialize_keras_object(
         ConfigError: a class is unknown or registered under another name; the config contains a lambda; or it is
             damaged (also a `TypeError`).
     """
-    del safe_mode
     with custom_object_scope(custom_objects):
         return _read(config, module_objects or {})
 
@@ -246,10 +244,7 @@ def _description(obj: Any, config: Any) -> dict[str, Any]:
 
 
 def _find(name: Any, config: Mapping[str, Any], module_objects: Mapping[str, Any]) -> Any:
-    """Return the class or function `name`: registered, of this package, or one of `module_objects`.
-
-    Nothing else is ever imported.
-    """
+    """Return the class or function `name`: registered, of this package, or of `module_objects`; import nothing else."""
     if not isinstance(name, str):
         raise _damaged(config)
     for key in (config.get("registered_name"), name):
@@ -328,12 +323,7 @@ def _damaged(config: Mapping[str, Any]) -> ConfigTypeError:
 
 
 def lambda_refused(what: str, fix: str = "") -> ConfigError:
-    """Return the error for a lambda in a config.
-
-    Args:
-        what: name or position of the value.
-        fix: a further way out.
-    """
+    """Return the error for a lambda in a config; `what` is its name or position, `fix` a further way out."""
     return ConfigError(
         f"the config holds a lambda: {what}",
         given="a lambda, whose code is not run, with safe_mode=False neither",

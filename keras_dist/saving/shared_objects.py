@@ -19,10 +19,7 @@ _NUMBER = "shared_object_id"
 
 @dataclasses.dataclass(eq=False)
 class SharedObjects:
-    """The objects of one config whose class sets `_is_shared_in_configs`, by id when written and by number when read.
-
-    With `numbers_all` the objects that occur once get a number, too.
-    """
+    """The shared objects of one config, by id when written and by number when read; or all, with `numbers_all`."""
 
     numbers_all: bool = False
     _written: dict[int, tuple[Any, dict[str, Any]]] = dataclasses.field(default_factory=dict)

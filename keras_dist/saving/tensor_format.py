@@ -15,15 +15,13 @@ import numpy as np
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
-SAVE = "keras_dist_save"
-"""Under this name index and files say which save they are of."""
+SAVE = "keras_dist_save"  # under this name index and files say which save they are of
 
 CHECKSUMS = "keras_dist_crc32c"
 """Under this name index and files have a checksum of each array by its name: eight digits of the CRC-32C of a line such
 as `float32 (3, 2)` and the bytes of its elements. In files it is a string of JSON, since metadata are strings there."""
 
-SIZE_BYTES = 8
-"""In so many bytes a file says how long its header is."""
+SIZE_BYTES = 8  # in so many bytes a file says how long its header is
 
 CHUNK_BYTES = 2**20
 

@@ -32,36 +32,21 @@ from keras_dist.saving.tensor_format import (
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """The entry of an array in the header of a file.
+    """The entry of an array in the header of a file."""
 
-    Attributes:
-        file: the file that contains the array.
-        offset: the byte at which the elements begin.
-        shape: shape of the array.
-        type_name: dtype in the terms of safetensors.
-        checksums: checksums in the file and in the index; empty if another program wrote them.
-        identity: identity of the file, to detect its replacement.
-    """
-
-    file: pathlib.Path
-    offset: int
-    shape: tuple[int, ...]
-    type_name: str
+    file: pathlib.Path  # the file that contains the array
+    offset: int  # the byte at which the elements begin
+    shape: tuple[int, ...]  # shape of the array
+    type_name: str  # dtype in the terms of safetensors
+    # checksums in the file and in the index; empty if another program wrote them
     checksums: frozenset[str] = frozenset()
-    identity: tuple[int, ...] | None = None
+    identity: tuple[int, ...] | None = None  # identity of the file, to detect its replacement
 
 
 class TensorReader:
     """Reader of the arrays in a file, or in the shards of an index. The constructor checks the headers.
 
-    Args:
-        caller: name of the caller in error messages.
-        path: a file or an index; if the file does not exist, the index beside it is used.
-
-    Attributes:
-        caller: name of the caller in error messages.
-        path: path of the file or index that is read.
-        shapes: the shape of each array.
+    If the file does not exist, the index beside it is read.
     """
 
     def __init__(self, caller: str, path: pathlib.Path) -> None:

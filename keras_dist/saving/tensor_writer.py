@@ -40,14 +40,9 @@ from keras_dist.saving.tensor_format import (
     stem,
 )
 
-Fetch = Callable[[str], Iterable[np.ndarray]]
-"""Returns the array of a name, in parts along its first dim."""
-
-Arrays = Mapping[str, Any]
-"""Arrays by name, or whatever else has their `shape` and `dtype`."""
-
-Groups = Sequence[Sequence[str]]
-"""The names of the arrays of each file."""
+Fetch = Callable[[str], Iterable[np.ndarray]]  # returns the array of a name, in parts along its first dim
+Arrays = Mapping[str, Any]  # arrays by name, or whatever else has their `shape` and `dtype`
+Groups = Sequence[Sequence[str]]  # the names of the arrays of each file
 
 
 def grouped(sizes: Mapping[str, int], max_bytes: float | None) -> list[list[str]]:
@@ -67,15 +62,7 @@ class TensorWriter:
     """Writer of arrays to one file, or to one shard per group of names with an index.
 
     Existing files at the path stay until `commit` replaces them, the index last. The context manager removes what was
-    not committed.
-
-    Args:
-        caller: name of the caller in error messages.
-        path: of the file, or of the files with an index beside it.
-        arrays: shapes and dtypes.
-        groups: names of the arrays of each file.
-        metadata: further entries of the header.
-        documents: texts by the names of files beside the path, which replace such files.
+    not committed. `documents` are texts by the names of files beside the path, which they replace.
     """
 
     def __init__(
@@ -176,10 +163,7 @@ def write_file(
 def _header_of(
     arrays: Arrays, metadata: Mapping[str, str] | None, checksums: Mapping[str, str]
 ) -> tuple[bytes, dict[str, int]]:
-    """Return the beginning of a file, and after how many bytes behind it each array begins.
-
-    Large element types are first, so that all are aligned.
-    """
+    """Return the beginning of a file, and after how many bytes behind it each array begins; large types come first."""
     noted: dict[str, Any] = {"__metadata__": {**(metadata or {}), CHECKSUMS: json.dumps(checksums)}}
     offsets: dict[str, int] = {}
     end = 0

@@ -55,13 +55,7 @@ _CHECKS = {
 
 
 class AdapterFiles:
-    """The files of an adapter.
-
-    Attributes:
-        folder: their folder.
-        dropout: fraction of inputs.
-        reader: of the arrays.
-    """
+    """The config of an adapter, and the reader of its arrays."""
 
     def __init__(self, folder: pathlib.Path, config: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -73,10 +67,8 @@ class AdapterFiles:
 
     def rank_and_alpha(self, module: str) -> tuple[int, float]:
         """Return the rank of a module, and the alpha for which `alpha / rank` is the scaling factor."""
-        rank, alpha = (
-            self._of_module(module, "rank_pattern", "r"),
-            self._of_module(module, "alpha_pattern", "lora_alpha"),
-        )
+        rank = self._of_module(module, "rank_pattern", "r")
+        alpha = self._of_module(module, "alpha_pattern", "lora_alpha")
         return rank, alpha * math.sqrt(rank) if self._config.get("use_rslora") else alpha
 
     def _of_module(self, module: str, patterns: str, default: str) -> Any:

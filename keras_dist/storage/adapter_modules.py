@@ -35,25 +35,16 @@ _ENDS: dict[Kind, tuple[str, str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """The factors of a weight in a file.
+    """The factors of a weight in a file."""
 
-    Attributes:
-        path: of the weight.
-        modules: names of torch's modules: one, or one for each layer of a stack.
-        kind: of the module.
-        shape: shape of the weight.
-        dims: for each dim of the factors the dim of the weight; None for the rank.
-        piece: the weight, or the first layer of a stack, in the base's file; None under our own names.
-        is_tied: whether the weight is also the head.
-    """
-
-    path: str
-    modules: tuple[str, ...]
-    kind: Kind
-    shape: tuple[int, ...]
-    dims: Dims
+    path: str  # of the weight
+    modules: tuple[str, ...]  # names of torch's modules: one, or one for each layer of a stack
+    kind: Kind  # of the module
+    shape: tuple[int, ...]  # shape of the weight
+    dims: Dims  # for each dim of the factors the dim of the weight; None for the rank
+    # the weight, or the first layer of a stack, in the base's file; None under our own names
     piece: Piece | None = None
-    is_tied: bool = False
+    is_tied: bool = False  # whether the weight is also the head
 
     @property
     def problem(self) -> str:
@@ -95,7 +86,7 @@ class Form:
 
     def to_file(self, first: np.ndarray, second: np.ndarray) -> Pair:
         """Return A (layers, rank, inputs, ...) and B (layers, outputs, rank) of two factors."""
-        first, second = map(self._stack, (first, second))
+        first, second = (factor if self._stacked else factor[None] for factor in (first, second))
         rank, layers = first.shape[-1], len(first)
         first = first.reshape(layers, *self._sizes(0)[:-1], -1, rank)
         return np.moveaxis(first, (-1, -2), (1, 2)), second.reshape(layers, rank, -1).swapaxes(1, 2)
@@ -117,9 +108,6 @@ class Form:
         sizes = [self.shape[dim] for dim in self.dims[factor] if dim is not None and dim not in self._stacked]
         return sizes if self.kind == "convolution" and factor == 0 else [math.prod(sizes)]
 
-    def _stack(self, factor: np.ndarray) -> np.ndarray:
-        return factor if self._stacked else factor[None]
-
     def _numbered(self, factor: int) -> np.ndarray:
         """Return the number of its input (0) or output (1) for each element of a layer, without memory for them."""
         sizes = {dim: size for dim, size in enumerate(self.shape) if dim not in self._stacked}
@@ -129,13 +117,9 @@ class Form:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
-    """Weights with the same modules: one, or all parts of these modules in the order of their rows.
+    """Weights with the same modules: one, or all parts of these modules in the order of their rows."""
 
-    Attributes:
-        forms: of the weights.
-    """
-
-    forms: tuple[Form, ...]
+    forms: tuple[Form, ...]  # of the weights
 
     @property
     def modules(self) -> tuple[str, ...]:

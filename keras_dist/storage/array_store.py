@@ -28,8 +28,7 @@ _HUGE_BYTES = 1 << 26
 
 T = TypeVar("T")
 
-PartReader = Callable[[Any], np.ndarray]
-"""Returns the part of an array at an index, a tuple of slices."""
+PartReader = Callable[[Any], np.ndarray]  # returns the part of an array at an index, a tuple of slices
 
 
 class ArrayStore(Protocol):
@@ -77,17 +76,10 @@ def is_complex(store: ArrayStore, name: str) -> bool:
 
 
 def set_array(cell: StateCell, place: int, read: PartReader, store: ArrayStore, name: str) -> None:
-    """Set an array of a model; each device of this process reads its part, one after the other.
+    """Set the array at this place in the plan; each device of this process reads its part, one after the other.
 
     The old array of a stack of layers may have a quarter of a model's bytes. It is deleted before the new one is read,
     unless the user holds it.
-
-    Args:
-        cell: owns the arrays of the model.
-        place: index of the array in the plan.
-        read: reads parts.
-        store: the files to read.
-        name: name of the array in error messages.
     """
     row, sharding = cell.state_plan.rows[place], jax.tree.leaves(cell.state_plan.shardings)[place]
     if row.nbytes >= _HUGE_BYTES:

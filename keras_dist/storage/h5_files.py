@@ -28,37 +28,19 @@ _FILTERS = frozenset({1, 2, 3, 4})
 
 _MOST_CHUNK_BYTES = 2**30
 
-_MOST_DEFLATED = 1032
-"""The largest ratio of deflate."""
-
-_MOST_ATTRIBUTE_BYTES = 60000
-"""The largest list of texts in one attribute [bytes]; HDF5 takes 64 KiB with the header."""
+_MOST_DEFLATED = 1032  # the largest ratio of deflate
+_MOST_ATTRIBUTE_BYTES = 60000  # the largest list of texts in one attribute [bytes]; HDF5 takes 64 KiB with the header
 
 _BFLOAT16 = "bfloat16"
 
-_PART_BYTES = 2**22
-"""Largest part of an array held in memory while its checksum is compared [bytes]."""
+_PART_BYTES = 2**22  # largest part of an array held in memory while its checksum is compared [bytes]
 
 
 class H5Reader:
     """Reader of the arrays in an HDF5 file, or in the shards of a Keras index. A context manager.
 
-    The constructor reads names, shapes and dtypes of all arrays, and rejects links out of the file.
-
-    Args:
-        caller: name of the caller in error messages.
-        path: a file, or an index that ends in `.weights.json`; for a member of an archive, the archive.
-        opened: open file to read instead of `path`, if that is an archive.
-        is_checked: whether all bytes were already compared with a checksum.
-
-    Attributes:
-        caller: name of the caller in error messages.
-        path: path of the file or index.
-        shapes: the shape of each array, by names such as `layers/dense/vars/0`.
-
-    Raises:
-        ModelError: the file is damaged, or contains links or external data.
-        FileNotFoundError: the file does not exist.
+    The constructor reads names, such as `layers/dense/vars/0`, shapes and dtypes of all arrays. It rejects links out of
+    the file. `path` is a file, an index that ends in `.weights.json`, or the archive whose member is `opened`.
     """
 
     def __init__(self, caller: str, path: pathlib.Path, opened: Any = None, is_checked: bool = False) -> None:
@@ -148,10 +130,7 @@ class H5Reader:
         return sum(map(self._most_bytes_of, self._arrays.values()))
 
     def attribute(self, group: str, name: str) -> Any:
-        """Return an attribute of a group; join the numbered attributes into which Keras splits long lists.
-
-        None if there is none.
-        """
+        """Return an attribute of a group, or None; join the numbered attributes into which Keras splits long lists."""
         attributes = self._files[0][group].attrs if group in self._files[0] else {}
         try:
             if name in attributes:

@@ -27,8 +27,7 @@ from keras_dist.storage.h5_files import H5Reader
 
 KERAS_SUFFIX = ".keras"
 CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
-OWN = "keras_dist"
-"""The metadata entry for additions of keras_dist, which Keras ignores."""
+OWN = "keras_dist"  # the metadata entry for additions of keras_dist, which Keras ignores
 
 _KERAS_VERSION = "3.15.1"
 _MOST_JSON_BYTES, _MOST_ASSET_BYTES, _CHUNK_BYTES = 2**28, 2**30, 2**20
@@ -40,17 +39,7 @@ _HEADER = struct.Struct("<4s5H3I2H")
 class KerasArchive:
     """Reader of a `.keras` archive. A context manager.
 
-    Args:
-        caller: name of the caller in error messages.
-        path: path of the file.
-
-    Attributes:
-        config: the config of the model, including the arguments of `compile`.
-        own: the metadata of keras_dist; empty in files that Keras wrote.
-
-    Raises:
-        ModelError: the file has another format, or is damaged.
-        FileNotFoundError: the file does not exist.
+    `config` includes the arguments of `compile`; `own` is the metadata of keras_dist, empty in files that Keras wrote.
     """
 
     def __init__(self, caller: str, path: pathlib.Path) -> None:

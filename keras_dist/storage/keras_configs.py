@@ -43,12 +43,9 @@ def to_keras(written: Any) -> Any:
         kept = {name: value for name, value in config.items() if not _is_layout(name, value) and name not in left_out}
         config = numbered(kept, 1)
     found = {key: to_keras(config if key == "config" else value) for key, value in written.items()}
-    if (
-        class_name == "function"
-        and house not in (_HOUSE, "builtins")
-        and isinstance(written.get("registered_name"), str)
-    ):
-        return {**found, "module": "builtins", "config": written["registered_name"], "registered_name": "function"}
+    name = written.get("registered_name")
+    if class_name == "function" and house not in (_HOUSE, "builtins") and isinstance(name, str):
+        return {**found, "module": "builtins", "config": name, "registered_name": "function"}
     if house == _HOUSE:
         module, name, registered = _CLASSES.get((room, class_name), (f"keras.{room}", class_name, None))
         registered = config if class_name == "function" else registered
@@ -86,22 +83,18 @@ def from_keras(config: Any) -> Any:
 def numbered(graph: Mapping[str, Any], more: int, names: Collection[str] | None = None) -> dict[str, Any]:
     """Return the config of a functional model with renumbered calls of inner models at inputs and outputs.
 
-    Keras counts calls of models from 1, calls of layers from 0.
-
-    Args:
-        graph: config of a functional model; other configs are returned unchanged.
-        more: number to add.
-        names: names of the models to renumber; by default all functional models.
+    Keras counts calls of models from 1, calls of layers from 0. Only the models of these names are renumbered; by
+    default all functional models. Other configs are returned unchanged.
     """
     if not is_graph(graph):
         return dict(graph)
-    models = {layer.get("name") for layer in graph["layers"] if is_graph(layer.get("config"))}
-    models = models if names is None else names
+    if names is None:
+        names = {layer.get("name") for layer in graph["layers"] if is_graph(layer.get("config"))}
 
     def moved(places: Any) -> Any:
         if isinstance(places, list) and [type(item) for item in places] == [str, int, int]:
             name, call, index = places
-            return [name, call + more, index] if name in models else places
+            return [name, call + more, index] if name in names else places
         if isinstance(places, Mapping):
             return {key: moved(item) for key, item in places.items()}
         return [moved(item) for item in places] if isinstance(places, list) else places
@@ -111,10 +104,9 @@ def numbered(graph: Mapping[str, Any], more: int, names: Collection[str] | None 
 
 def is_graph(config: Any) -> bool:
     """Whether a config describes a functional model."""
-    is_one = isinstance(config, Mapping) and {"layers", "input_layers", "output_layers"} <= {*config}
-    return (
-        is_one and isinstance(config["layers"], list) and all(isinstance(layer, Mapping) for layer in config["layers"])
-    )
+    if not (isinstance(config, Mapping) and {"layers", "input_layers", "output_layers"} <= {*config}):
+        return False
+    return isinstance(config["layers"], list) and all(isinstance(layer, Mapping) for layer in config["layers"])
 
 
 def _is_ours(graph: Mapping[str, Any]) -> bool:

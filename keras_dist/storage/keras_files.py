@@ -53,21 +53,14 @@ _FEW_BYTES, _MOST_WIDENED = 2**28, 8
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """The description of a saved model, without its arrays.
+    """The description of a saved model, without its arrays."""
 
-    Attributes:
-        config: the model, as `serialize_keras_object` writes it.
-        compiled: the arguments of `compile`; empty for a model that is not compiled.
-        policy: the dtype policy under which its code creates layers.
-    """
-
-    config: Any
-    compiled: dict[str, Any]
-    policy: str | dict[str, Any] | None
+    config: Any  # the model, as `serialize_keras_object` writes it
+    compiled: dict[str, Any]  # the arguments of `compile`; empty for a model that is not compiled
+    policy: str | dict[str, Any] | None  # the dtype policy under which its code creates layers
 
 
-Check = Callable[[Sequence[VariableSpec]], None]
-"""Is called with the weights of a model before they are created."""
+Check = Callable[[Sequence[VariableSpec]], None]  # is called with the weights of a model before they are created
 
 MakeModel = Callable[[Description, Check], tuple[Any, BuiltModel]]
 """Returns the described model with new weights, and what was built for it."""

@@ -69,28 +69,14 @@ _PLACES = {
 }
 
 _CALLED = {
-    *("a", "array", "b", "condition", "inputs", "indices", "key", "operands", "q", "sorted_sequence", "updates"),
-    *("values", "weights", "x", "x1", "x2", "x3", "xs", "y"),
-    *("atol", "bias", "choicelist", "condlist", "constant_values", "coordinates", "data", "default", "end_points"),
-    *("images", "kernel", "depthwise_kernel", "pointwise_kernel", "mask", "mean", "output", "output_length"),
-    *("predictions", "query", "rtol", "scale", "segment_ids", "start", "start_indices", "start_points", "step", "stop"),
-    *("target", "target_length", "targets", "transform", "translation", "value", "variable", "variance"),
-    *(
-        "branches",
-        "elements",
-        "elems",
-        "f",
-        "false_fn",
-        "fun",
-        "index",
-        "init",
-        "init_val",
-        "loop_vars",
-        "pattern",
-        "pred",
-    ),
-    *("primals", "tangents", "tensor", "true_fn"),
-    *("output_shape", "abs_", "angle", "beta", "gamma", "image1", "image2", "sequence_lengths"),
+    *("a", "abs_", "angle", "array", "atol", "b", "beta", "bias", "branches", "choicelist", "condition", "condlist"),
+    *("constant_values", "coordinates", "data", "default", "depthwise_kernel", "elements", "elems", "end_points", "f"),
+    *("false_fn", "fun", "gamma", "image1", "image2", "images", "index", "indices", "init", "init_val", "inputs"),
+    *("kernel", "key", "loop_vars", "mask", "mean", "operands", "output", "output_length", "output_shape", "pattern"),
+    *("pointwise_kernel", "pred", "predictions", "primals", "q", "query", "rtol", "scale", "segment_ids"),
+    *("sequence_lengths", "sorted_sequence", "start", "start_indices", "start_points", "step", "stop", "tangents"),
+    *("target", "target_length", "targets", "tensor", "transform", "translation", "true_fn", "updates", "value"),
+    *("values", "variable", "variance", "weights", "x", "x1", "x2", "x3", "xs", "y"),
 }
 """The parameters that Keras takes in the call of an operation; what else there is, its constructor takes."""
 

@@ -21,18 +21,13 @@ OPTIMIZER = "optimizer"
 
 @dataclasses.dataclass
 class Hooks:
-    """Layers with `save_own_variables` or `save_assets` of their class.
+    """Layers with `save_own_variables` or `save_assets` of their class."""
 
-    Attributes:
-        live: layers whose hooks may be called, by path.
-        found: layers with hooks, by the names of their groups in the file.
-        covered: the paths of their weights.
-        with_assets: layers with separate files, by the names of their folders.
-    """
-
-    live: Mapping[str, Any]
+    live: Mapping[str, Any]  # layers whose hooks may be called, by path
+    # layers with hooks, by the names of their groups in the file
     found: dict[str, Any] = dataclasses.field(default_factory=dict)
-    covered: set[str] = dataclasses.field(default_factory=set)
+    covered: set[str] = dataclasses.field(default_factory=set)  # the paths of their weights
+    # layers with separate files, by the names of their folders
     with_assets: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -41,14 +36,10 @@ def stored_variables(
 ) -> Iterator[tuple[str, str]]:
     """Yield the name of each variable of a model in a file of Keras, and its path in the model.
 
-    Some are stored twice: `SpectralNormalization` contains the kernel of its layer. Metrics are not stored.
-
-    Args:
-        module: the model as it was built, without arrays.
-        order: the places of the paths in `model.weights`; others are not kept.
-        hooks: collects the layers that define `save_own_variables` themselves.
-        stored: the names of the arrays in a file. A variable that is missing under its first name is looked up under
-            further names: attributes are renamed, and older versions skipped containers in containers.
+    Some are stored twice: `SpectralNormalization` contains the kernel of its layer. Metrics are not stored, nor paths
+    without a place in `order`. `hooks` collects the layers that define `save_own_variables` themselves. A variable that
+    is missing in `stored`, the names in a file, under its first name is looked up under further names: attributes are
+    renamed, and older versions skipped containers in containers.
     """
     yield from _walk(module, "", (), _Walk(order, hooks, set(), None if stored is None else _groups_of(stored)))
 
@@ -76,15 +67,13 @@ def _walk(node: Any, name: str, parts: tree_paths.Parts, walk: _Walk) -> Iterato
     if path in walk.hooks.live and (hasattr(node, "save_assets") or hasattr(node, "load_assets")):
         walk.hooks.with_assets[name] = walk.hooks.live[path]
     if isinstance(node, layers.Layer) and node._overrides_own_variables() and path in walk.hooks.live:
-        walk.hooks.found[_joined(name, "vars")] = walk.hooks.live[path]
+        walk.hooks.found[joined(name, "vars")] = walk.hooks.live[path]
         walk.hooks.covered.update(own)
     else:
-        yield from ((_joined(name, f"vars/{number}"), path) for number, path in enumerate(own))
+        yield from ((joined(name, f"vars/{number}"), path) for number, path in enumerate(own))
     for attribute, child, inner in _attributes(node):
-        if isinstance(child, nnx.List | nnx.Dict | list):
-            yield from _walk_container(child, _joined(name, attribute), (*parts, *inner), walk)
-        else:
-            yield from _walk(child, _joined(name, attribute), (*parts, *inner), walk)
+        walk_child = _walk_container if isinstance(child, nnx.List | nnx.Dict | list) else _walk
+        yield from walk_child(child, joined(name, attribute), (*parts, *inner), walk)
 
 
 def _walk_container(container: Any, name: str, parts: tree_paths.Parts, walk: _Walk) -> Iterator[tuple[str, str]]:
@@ -97,7 +86,7 @@ def _walk_container(container: Any, name: str, parts: tree_paths.Parts, walk: _W
         is_container = isinstance(child, nnx.List | nnx.Dict)
         kind = "container" if is_container else _class_name(child)
         counts[kind] = count = counts.get(kind, -1) + 1
-        member = _joined(name, f"{kind}_{count}" if count else kind)
+        member = joined(name, f"{kind}_{count}" if count else kind)
         yield from (_walk_container if is_container else _walk)(child, member, (*parts, *inner), walk)
 
 
@@ -113,10 +102,7 @@ def _own(node: Any, parts: tree_paths.Parts, order: Mapping[str, int]) -> list[s
 
 
 def _attributes(node: Any) -> list[tuple[str, Any, tree_paths.Parts]]:
-    """Return the attributes of an object that lead to others, by the names and in the order of Keras.
-
-    Each with what it holds, and the names that lead there here.
-    """
+    """Return names in Keras, values and our names of the attributes that lead to other objects, in Keras's order."""
     found: dict[str, tuple[Any, tree_paths.Parts]]
     found = {str(name): (child, (name,)) for name, child in children_of(node) if not isinstance(child, nnx.Variable)}
     found |= _of_properties(node, {id(child): parts for child, parts in found.values()})
@@ -201,5 +187,6 @@ def name_now(name: str) -> str:
     return re.sub(r"(multi_head_attention\w*)/_(query|key|value|output)_dense/", r"\1/\2_dense/", name)
 
 
-def _joined(prefix: str, name: str) -> str:
+def joined(prefix: str, name: str) -> str:
+    """Return a name in a group; the root has no prefix."""
     return f"{prefix}/{name}" if prefix else name

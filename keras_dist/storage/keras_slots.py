@@ -19,20 +19,13 @@ from keras_dist.variables import Variable
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """An array of an optimizer in a file of Keras.
+    """An array of an optimizer in a file of Keras."""
 
-    Attributes:
-        name: name in the file, such as `optimizer/vars/2`.
-        variable: our variable; None without one.
-        dropped: dim of size 1 that only our array has; None for none.
-        sign: factor of our array relative to Keras's.
-        computed: function that returns the array of Keras if it differs from ours or has no counterpart.
-    """
-
-    name: str
-    variable: Any = None
-    dropped: int | None = None
-    sign: int = 1
+    name: str  # name in the file, such as `optimizer/vars/2`
+    variable: Any = None  # our variable; None without one
+    dropped: int | None = None  # dim of size 1 that only our array has; None for none
+    sign: int = 1  # factor of our array relative to Keras's
+    # function that returns the array of Keras if it differs from ours or has no counterpart
     computed: Callable[[], np.ndarray] | None = None
 
     @property

@@ -45,21 +45,16 @@ Fetch = tuple[str, Callable[[], Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """The variables of a model that files of Keras contain.
+    """The variables of a model that files of Keras contain."""
 
-    Attributes:
-        slots: the arrays, in the order of the file.
-        hooked: layers with `save_own_variables`, by the names of their groups.
-        with_assets: layers with separate files, by the names of their folders.
-        merged: the weights that LoRA adapts, by their paths: kept with what the factors add, without the factors.
-        skipped: names of arrays that are not set.
-    """
-
-    slots: list[Slot]
+    slots: list[Slot]  # the arrays, in the order of the file
+    # layers with `save_own_variables`, by the names of their groups
     hooked: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # layers with separate files, by the names of their folders
     with_assets: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # the weights that LoRA adapts, by their paths: kept with what the factors add, without the factors
     merged: dict[str, MergedWeight] = dataclasses.field(default_factory=dict)
-    skipped: frozenset[str] = frozenset()
+    skipped: frozenset[str] = frozenset()  # names of arrays that are not set
 
     def written(self) -> list[Slot]:
         """Return the arrays to write; all processes of a job must call it."""
@@ -116,10 +111,7 @@ def stored_optimizer(session: BuiltModel) -> list[Slot]:
 
 
 def own_arrays(session: BuiltModel, contents: Contents, slots: Iterable[Slot]) -> dict[str, int]:
-    """Return names and places of the arrays that only keras_dist stores.
-
-    The factors of LoRA are not among them: the weights contain their product.
-    """
+    """Return names and places of the arrays that only keras_dist stores; weights contain the product of LoRA."""
     kept = {session.place_of(slot.variable) for slot in slots}
     kept |= {session.place_of(factor) for one in contents.merged.values() for factor in one.factors}
     places = {name: place for place, name in enumerate(names_of(session)) if place not in kept}
@@ -142,17 +134,9 @@ def drafted(
     groups: Sequence[Callable[[], list[Fetch]]],
     note: Callable[[H5Writer], None] = lambda writer: None,
 ) -> Iterator[list[pathlib.Path]]:
-    """Write each group of arrays to a draft beside `path`, one array after another.
+    """Write each group of arrays to a draft beside `path`, one array after another, and what `note` writes.
 
-    Args:
-        caller: name of the caller in error messages.
-        path: path of the file or folder to save.
-        session: the model, which is not trained inside the context.
-        groups: return what is written to each file; all processes of a job call them.
-        note: writes what a file holds besides.
-
-    Yields:
-        The paths of the drafts in the first process; an empty list in others.
+    Yields the paths of the drafts in the first process, an empty list in others. The model is not trained meanwhile.
     """
     with writing_to(path), session.cell.lock, contextlib.ExitStack() as opened:
         drafts: list[pathlib.Path] = []
@@ -314,8 +298,8 @@ def set_optimizer(session: BuiltModel, slots: Sequence[Slot], reader: H5Reader) 
         stored = {name for name in reader.shapes if name.startswith(f"{OPTIMIZER}/")}
     if not stored:
         return False
-    wrong = [slot.name for slot in slots if slot.name not in stored or _misfits(reader, slot)]
-    if wrong or len(stored) != len(slots):
+    fits = all(slot.name in stored and slot.shape in (None, reader.shapes[slot.name]) for slot in slots)
+    if not fits or len(stored) != len(slots):
         warn(
             f"{str(reader.path)!r} has the state of another optimizer, or of one that took no step: {len(stored)} "
             f"arrays for {len(slots)}; the optimizer stays as it is"
@@ -375,17 +359,11 @@ def _set_place(session: BuiltModel, place: int, reader: H5Reader, name: str, slo
         data = reader.read(name)
         if data.shape != jax.random.key_data(before).shape:
             raise reader.damaged(f"{name!r} of shape {data.shape}")
-        value = jax.random.wrap_key_data(
-            jnp.asarray(narrowed(data, jnp.uint32, reader, name)), impl=key_impl(before.dtype)
-        )
+        words = jnp.asarray(narrowed(data, jnp.uint32, reader, name))
+        value = jax.random.wrap_key_data(words, impl=key_impl(before.dtype))
         session.cell.put({place: _placed(session, place, value)})
         return
-    read = functools.partial(_part_of, slot, reader, name)
-    set_array(session.cell, place, read, reader, name)
-
-
-def _part_of(slot: Slot, reader: H5Reader, name: str, index: Any) -> np.ndarray:
-    return slot.ours(reader.read(name, slot.of_ours(index)))
+    set_array(session.cell, place, lambda index: slot.ours(reader.read(name, slot.of_ours(index))), reader, name)
 
 
 def _placed(session: BuiltModel, place: int, value: Any) -> jax.Array:
@@ -395,10 +373,6 @@ def _placed(session: BuiltModel, place: int, value: Any) -> jax.Array:
 def _is_beside(name: str) -> bool:
     """Whether an array in a file is not a weight."""
     return name.startswith((f"{OPTIMIZER}/", f"{OWN}/", "optimizer_weights/")) or "seed_generator" in name
-
-
-def _misfits(reader: H5Reader, slot: Slot) -> bool:
-    return slot.shape is not None and reader.shapes[slot.name] != slot.shape
 
 
 def _loses_part(reader: H5Reader, name: str, slot: Slot) -> bool:

@@ -24,19 +24,10 @@ from keras_dist.storage.legacy_weights import legacy_slots, note_legacy, written
 from keras_dist.storage.save_formats import check_file_path
 from keras_dist.training.built_model import BuiltModel
 
-_ROOMS = {
-    "layers": layers,
-    "initializers": initializers,
-    "regularizers": regularizers,
-    "constraints": constraints,
-    "optimizers": optimizers,
-    "losses": losses,
-    "metrics": metrics,
-}
+_ROOMS = (layers, initializers, regularizers, constraints, optimizers, losses, metrics)
 _MODELS = {"Sequential": "Sequential", "Functional": "Functional", "Model": "Functional"}
 _COMPILE = ("loss", "metrics", "weighted_metrics", "loss_weights")
-_GONE = ("time_major", "batch_input_shape")
-"""Arguments that Keras 3 does not take any more."""
+_GONE = ("time_major", "batch_input_shape")  # arguments that Keras 3 does not take any more
 
 
 def save_legacy(
@@ -126,8 +117,8 @@ def legacy_model(config: Any) -> Any:
         return found
     if class_name in _MODELS:
         return {**found, "module": "keras", "class_name": _MODELS[class_name]}
-    room = next((room for room, module in _ROOMS.items() if class_name in module.__all__), None)
-    return found if room is None else {**found, "module": f"keras.{room}"}
+    room = next((room.__name__ for room in _ROOMS if class_name in room.__all__), None)
+    return found if room is None else {**found, "module": room.replace("keras_dist", "keras")}
 
 
 def legacy_compile(config: Mapping[str, Any]) -> dict[str, Any]:

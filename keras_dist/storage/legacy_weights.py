@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_dist.errors import ModelError, shorten
 from keras_dist.storage.h5_files import H5Reader, H5Writer
+from keras_dist.storage.keras_paths import joined
 from keras_dist.storage.keras_slots import Slot
 
 _LAYERS, _WEIGHTS, _WHOLE, _OPTIMIZER = "layer_names", "weight_names", "model_weights", "optimizer_weights"
@@ -25,18 +27,17 @@ def legacy_slots(reader: H5Reader, model: Any, by_name: bool = False) -> list[Sl
     """Match arrays with weights by the order of layers and weights, or by layer names."""
     prefix = _WHOLE if reader.attribute(_WHOLE, _LAYERS) is not None else ""
     with_weights = [layer for layer in model.layers if layer.weights]
-    groups = [_joined(prefix, name) for name in _names(reader, prefix or "/", _LAYERS)]
+    groups = [joined(prefix, name) for name in _names(reader, prefix or "/", _LAYERS)]
     stored = {group: found for group in groups if (found := _names(reader, group, _WEIGHTS))}
     if by_name:
-        named = {_joined(prefix, layer.name): layer for layer in with_weights}
+        named = {joined(prefix, layer.name): layer for layer in with_weights}
         pairs = [(group, named[group]) for group in stored if group in named]
     elif len(stored) != len(with_weights):
-        given = f"{len(stored)} layers with weights: {shorten([*stored])}"
-        raise _misfit(reader, model.name, given, len(with_weights))
+        raise _misfit(reader, model.name, f"{len(stored)} layers with weights: {shorten([*stored])}", len(with_weights))
     else:
         pairs = list(zip(stored, with_weights, strict=True))
     found = [(group, layer.name, _ordered(layer)) for group, layer in pairs]
-    top = _joined(prefix, _TOP)
+    top = joined(prefix, _TOP)
     if names := _names(reader, top, _WEIGHTS):
         stored[top] = names
         found.append((top, model.name, _of_model(model)))
@@ -45,7 +46,7 @@ def legacy_slots(reader: H5Reader, model: Any, by_name: bool = False) -> list[Sl
         if len(stored[group]) != len(weights):
             given, wanted = f"{len(stored[group])} weights of {group!r}", f"{len(weights)} of {name!r}"
             raise _misfit(reader, model.name, given, wanted)
-        slots += [Slot(_joined(group, one), weight) for one, weight in zip(stored[group], weights, strict=True)]
+        slots += [Slot(joined(group, one), weight) for one, weight in zip(stored[group], weights, strict=True)]
     return slots
 
 
@@ -53,15 +54,14 @@ def written_slots(model: Any) -> dict[str, list[Slot]]:
     """Return the arrays to write, grouped by layer."""
     found = {layer.name: _ordered(layer) for layer in model.layers} | {_TOP: _of_model(model)}
     return {
-        _joined(_WHOLE, name): [Slot(_joined(f"{_WHOLE}/{name}", weight.path), weight) for weight in weights]
+        joined(_WHOLE, name): [Slot(joined(f"{_WHOLE}/{name}", weight.path), weight) for weight in weights]
         for name, weights in found.items()
     }
 
 
 def written_optimizer(slots: Sequence[Slot]) -> list[Slot]:
     """Return the optimizer arrays to write; the state of nested optimizers is written once."""
-    count = next((number for number, slot in enumerate(slots) if slot.name.count("/") > 2), len(slots))
-    return [dataclasses.replace(slot, name=_joined(_OPTIMIZER, slot.name)) for slot in slots[:count]]
+    return [dataclasses.replace(slot, name=joined(_OPTIMIZER, slot.name)) for slot in _outer(slots)]
 
 
 def note_legacy(
@@ -90,11 +90,16 @@ def _of_model(model: Any) -> list[Any]:
 
 def legacy_optimizer(reader: H5Reader, slots: Sequence[Slot]) -> list[Slot] | None:
     """Match arrays with the slots of an optimizer; None if their numbers differ, as before the first step."""
-    names = [_joined(_OPTIMIZER, name) for name in _names(reader, _OPTIMIZER, _WEIGHTS)]
-    count = next((number for number, slot in enumerate(slots) if slot.name.count("/") > 2), len(slots))
-    if len(names) != count or any(name not in reader.shapes for name in names):
+    names = [joined(_OPTIMIZER, name) for name in _names(reader, _OPTIMIZER, _WEIGHTS)]
+    outer = _outer(slots)
+    if len(names) != len(outer) or any(name not in reader.shapes for name in names):
         return None
-    return [dataclasses.replace(slot, name=name) for slot, name in zip(slots, names, strict=False)]
+    return [dataclasses.replace(slot, name=name) for slot, name in zip(outer, names, strict=True)]
+
+
+def _outer(slots: Sequence[Slot]) -> list[Slot]:
+    """Return the slots of the optimizer itself, which come before those of nested optimizers."""
+    return [*itertools.takewhile(lambda slot: slot.name.count("/") <= 2, slots)]
 
 
 def _names(reader: H5Reader, group: str, attribute: str) -> list[str]:
@@ -105,10 +110,6 @@ def _names(reader: H5Reader, group: str, attribute: str) -> list[str]:
         return [name.decode() if isinstance(name, bytes) else str(name) for name in found]
     except (TypeError, UnicodeDecodeError) as error:
         raise reader.damaged(f"{attribute!r} of {group!r}: {type(error).__name__}: {error}") from error
-
-
-def _joined(prefix: str, name: str) -> str:
-    return f"{prefix}/{name}" if prefix else name
 
 
 def _misfit(reader: H5Reader, model: str, given: str, expected: Any) -> ModelError:

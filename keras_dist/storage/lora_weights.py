@@ -21,23 +21,14 @@ from keras_dist.training.state_cell import StateCell
 
 @dataclasses.dataclass(frozen=True)
 class MergedWeight:
-    """A frozen weight plus `scale` times the product of its factors; it is read as a weight is.
+    """A frozen weight plus `scale` times the product of its factors; it is read as a weight is."""
 
-    Attributes:
-        path: of the weight.
-        weight: the weight.
-        factors: the two factors.
-        dims: for each dim of the factors the dim of the weight; None for the rank.
-        scale: factor of the product.
-        layer: the layer of the weight; None in a foreign module.
-    """
-
-    path: str
-    weight: Any
-    factors: tuple[Any, Any]
-    dims: Dims
-    scale: float
-    layer: LoraLayer | None = None
+    path: str  # of the weight
+    weight: Any  # the weight
+    factors: tuple[Any, Any]  # the two factors
+    dims: Dims  # for each dim of the factors the dim of the weight; None for the rank
+    scale: float  # factor of the product
+    layer: LoraLayer | None = None  # the layer of the weight; None in a foreign module
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -25,17 +25,13 @@ from keras_dist.training.state_cell import StateCell
 
 
 class MappedFile:
-    """The weights of a model in a file, given the shapes of its arrays, and of the weights.
-
-    Attributes:
-        unused: rules of the map that match no weight, or ties to unknown names.
-    """
+    """The weights of a model in a file, given the shapes of its arrays, and of the weights."""
 
     def __init__(self, held: Mapping[str, Shape], weight_map: WeightMap, shapes: Mapping[str, Shape]) -> None:
         self._held, self._map = held, weight_map
         self._pieces, unused = weight_map.pieces_of(shapes)
         known = {*held, *(piece.name for each in self._pieces.values() for piece in each)}
-        self.unused = (*unused, *weight_map.unknown_ties(known, self.extra()))
+        self.unused = (*unused, *weight_map.unknown_ties(known, self.extra()))  # rules without a weight or name
 
     def names_of(self, paths: Iterable[str]) -> list[str]:
         """Return the arrays of the file that these weights are made of, each once."""
@@ -70,13 +66,7 @@ class MappedFile:
 
 
 class MappedWeights:
-    """The arrays of a file, made of the weights of a model one at a time.
-
-    Attributes:
-        caller: name of the caller in error messages.
-        path: of the file.
-        arrays: shape and dtype of each.
-    """
+    """The arrays of a file, made of the weights of a model one at a time; `arrays` has shape and dtype of each."""
 
     caller = "save_weights"
 

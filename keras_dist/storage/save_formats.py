@@ -81,8 +81,7 @@ def format_of_model(
     if legacy is not None:
         return "h5", legacy
     if zipped:
-        given = f"zipped=True, filepath={shorten(filepath)}"
-        raise _misnamed("`zipped` does not match the path", given, "m.keras")
+        raise _misnamed("`zipped` does not match the path", f"zipped=True, filepath={shorten(filepath)}", "m.keras")
     path = model_folder("save", filepath)
     suffix = pathlib.PurePath(filepath).suffix
     if _SUFFIX.fullmatch(suffix) and not os.path.isdir(filepath):
@@ -145,10 +144,7 @@ def weights_path(caller: str, filepath: str | os.PathLike[str], suffixes: Sequen
 
 
 def path_of_keras(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path | None:
-    """Return the path of a weights file of Keras, or of an unzipped `.keras` folder; None for other paths.
-
-    A folder whose name ends like such a file is not one of these.
-    """
+    """Return the path of a weights file of Keras, or of an unzipped `.keras` folder; None for others."""
     if not isinstance(filepath, str | os.PathLike):
         return None
     text = os.fspath(filepath)

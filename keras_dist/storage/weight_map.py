@@ -118,7 +118,7 @@ class WeightMap:
 
     def pieces_of(self, shapes: Mapping[str, Shape]) -> tuple[dict[str, list[Piece]], tuple[str, ...]]:
         """Return the pieces of weights of these shapes by path, and the rules that match none, as `names['...']`."""
-        names, transforms = self._rules()
+        names, transforms = Rules("names", self.names), Rules("transform", self.transform)
         found: dict[str, list[Piece]] = {}
         members: dict[tuple[Any, str], dict[int, tuple[str, int]]] = {}
         for path, shape in shapes.items():
@@ -164,10 +164,6 @@ class WeightMap:
         """Whether no weight needs this array of a file."""
         return bool(self._ignored.matching(name))
 
-    def _rules(self) -> tuple[Rules, Rules]:
-        """New rules, which count their matches."""
-        return Rules("names", self.names), Rules("transform", self.transform)
-
     @functools.cached_property
     def _tied(self) -> Rules:
         return Rules("tied", self.tied)
@@ -177,8 +173,7 @@ class WeightMap:
         return Patterns(self.ignored)
 
 
-_PLACES = re.compile(r"\\\d|\\g<\d+>|\{\}")
-"""Placeholders of groups and numbers in a name."""
+_PLACES = re.compile(r"\\\d|\\g<\d+>|\{\}")  # placeholders of groups and numbers in a name
 
 _EXAMPLES = {
     "names": r'names={"layers/{}/(up|down)/kernel": r"model.layers.{}.mlp.\1_proj.weight"}',
@@ -195,8 +190,10 @@ def _wrong_in(argument: str, rules: Any) -> list[Any]:
         return [] if is_fine else [rules]
     if not isinstance(rules, Mapping):
         return [rules]
-    is_fine = {"names": _is_naming, "transform": _is_transform, "tied": _is_alias}[argument]
-    return [{rule: value} for rule, value in rules.items() if not is_fine(rule, value)]
+    if argument == "names":
+        return [{rule: value} for rule, value in rules.items() if not _is_naming(rule, value)]
+    is_fine = _is_text if argument == "tied" else transform_of
+    return [{rule: value} for rule, value in rules.items() if not (_is_text(rule) and is_fine(value))]
 
 
 def _is_naming(rule: Any, value: Any) -> bool:
@@ -208,12 +205,8 @@ def _is_naming(rule: Any, value: Any) -> bool:
     return isinstance(rule, str) and _are_texts(names) and (sizes is None or len(sizes) == len(names))
 
 
-def _is_transform(rule: Any, value: Any) -> bool:
-    return isinstance(rule, str) and transform_of(value) is not None
-
-
-def _is_alias(rule: Any, value: Any) -> bool:
-    return isinstance(rule, str) and isinstance(value, str)
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _are_texts(value: Any) -> bool:
@@ -253,9 +246,8 @@ def _stacked(path: str, naming: Match, templates: Sequence[str], shape: Shape) -
     if not others and len(naming.numbers) <= count <= known + len(shape):
         return count - known
     summary = f"WeightMap: the `{INDEX}` of {naming.value!r} do not fit the weight {path!r}"
-    given = f"the rule {naming.key!r}, a weight of {len(shape)} dims"
     fix = f"write as many `{INDEX}` in each name as in the rule, and one more for each leading dim that is a stack"
-    raise ModelError(summary, given=given, fix=fix)
+    raise ModelError(summary, given=f"the rule {naming.key!r}, a weight of {len(shape)} dims", fix=fix)
 
 
 def _filled(template: str, numbers: Sequence[str | None], index: Sequence[int]) -> str:

@@ -36,21 +36,13 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A part of a weight in an array of a file.
+    """A part of a weight in an array of a file."""
 
-    Attributes:
-        name: of the array.
-        begin: index in the weight at which the part begins.
-        shape: of the part. Stacked dims, which the file's array does not have, are left out.
-        transform: between the array and the part.
-        cut: where it is in the array; None for all of it.
-    """
-
-    name: str
-    begin: Shape
-    shape: Shape
-    transform: Transform
-    cut: Cut | None = None
+    name: str  # of the array
+    begin: Shape  # index in the weight at which the part begins
+    shape: Shape  # of the part. Stacked dims, which the file's array does not have, are left out.
+    transform: Transform  # between the array and the part
+    cut: Cut | None = None  # where it is in the array; None for all of it
 
     @property
     def extent(self) -> Shape:
@@ -74,10 +66,7 @@ class Piece:
 class Parts:
     """The pieces of a weight in a file. Only what is asked for is read, unless a transform computes.
 
-    Attributes:
-        shape: of the weight, or of a piece that does not fit.
-        wanted: the shape that it must have.
-        is_complex: whether elements have an imaginary part.
+    `shape` is the shape of the weight, or of a piece that does not have the shape `wanted`.
     """
 
     def __init__(self, pieces: Sequence[Piece], arrays: Sequence[np.ndarray], shape: Shape) -> None:

@@ -15,29 +15,20 @@ from keras_dist.errors import ModelError
 from keras_dist.training.graph import compile_rule
 
 INDEX = "{}"
-_INDEX = re.compile(r"(\\?[/_.])?\{\}")
-"""`{}` in a rule, with what separates it from the name before."""
+_INDEX = re.compile(r"(\\?[/_.])?\{\}")  # `{}` in a rule, with what separates it from the name before
 _NUMBER = "keras_dist_index_"
 _REFERENCE = re.compile(r"\\(?:(\d)|g<(\d+)>)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A rule that matches a path.
+    """A rule that matches a path."""
 
-    Attributes:
-        key: the rule as it was written: alone, or in a tuple.
-        member: its number in the tuple.
-        value: what the rule is mapped to.
-        numbers: what `{}` stands for, in order; None where the path has no number there.
-        found: the match of the regular expression; None for a path that is the rule.
-    """
-
-    key: str | tuple[str, ...]
-    member: int
-    value: Any
-    numbers: tuple[str | None, ...]
-    found: Any
+    key: str | tuple[str, ...]  # the rule as it was written: alone, or in a tuple
+    member: int  # its number in the tuple
+    value: Any  # what the rule is mapped to
+    numbers: tuple[str | None, ...]  # what `{}` stands for, in order; None where the path has no number there
+    found: Any  # the match of the regular expression; None for a path that is the rule
 
     def expanded(self, name: str) -> str:
         r"""Return a name with the groups of the rule for `\1` and so on."""

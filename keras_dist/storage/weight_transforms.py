@@ -82,7 +82,6 @@ class Permute(Transform):
 
     def load(self, array: np.ndarray, shape: Shape) -> np.ndarray:
         """Reorder the dims."""
-        del shape
         return array.transpose(self.dims) if array.ndim == len(self.dims) else array
 
     def save(self, array: np.ndarray) -> np.ndarray:
@@ -120,7 +119,6 @@ class Offset(Transform):
 
     def load(self, array: np.ndarray, shape: Shape) -> np.ndarray:
         """Add the number."""
-        del shape
         return (array.astype(np.float32) + np.float32(self.value)).astype(array.dtype)
 
     def save(self, array: np.ndarray) -> np.ndarray:
@@ -141,7 +139,6 @@ class Functions(Transform):
 
     def load(self, array: np.ndarray, shape: Shape) -> np.ndarray:
         """Call the function for loading."""
-        del shape
         return np.asarray(self.loaded(array))
 
     def save(self, array: np.ndarray) -> np.ndarray:

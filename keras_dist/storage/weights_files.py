@@ -45,8 +45,7 @@ from keras_dist.training.state_cell import StateCell
 _PREFIX = "variables/"
 _HUGGING_FACE, _PICKLES = "model", (".bin", ".pt", ".pth", ".ckpt")
 _CONFIG = "config.json"
-_PYTORCH = {"format": "pt"}
-"""The metadata that transformers asks for: arrays are in the forms of PyTorch."""
+_PYTORCH = {"format": "pt"}  # the metadata that transformers asks for: arrays are in the forms of PyTorch
 
 
 def save_weights(

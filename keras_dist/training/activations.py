@@ -31,8 +31,7 @@ _SCOPE, _WEIGHT = "module ", "weight "
 _CODED = str.maketrans("/()", "|\u27e8\u27e9")  # JAX puts slashes and parentheses between and around scopes
 _DECODED = str.maketrans("|\u27e8\u27e9", "/()")
 _names_scopes = contextvars.ContextVar("names_scopes", default=False)
-LONE_INPUT = "input/x"
-"""The name in rules of an input that is one array."""
+LONE_INPUT = "input/x"  # the name in rules of an input that is one array
 
 
 def input_names(x: PyTree) -> list[str]:
@@ -152,7 +151,7 @@ def _constrain(name: str, value: PyTree, distribution: Distribution) -> PyTree:
     if layout is None:
         return value
     if np.shape(value)[0] % distribution.device_mesh.axis_size(layout.axes[0]):
-        # A partial batch. JAX constrains only what divides; with another dim sharded, XLA computes wrong gradients of
+        # a partial batch. JAX constrains only what divides; with another dim sharded, XLA computes wrong gradients of
         # convolutions for rows that do not divide: `real_rows` has replicated them
         return value
     return distribute_tensor(value, layout)

@@ -20,11 +20,7 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.layers.lora import Dims, Factors, factor_dims, product
 from keras_dist.training.array_positions import positions_of
 
-# pyright: reportUnknownMemberType=false
-# graphs of Flax have no types
-
-ROOT = "lora"
-"""The attribute of the root, and the first name in the paths of factors."""
+ROOT = "lora"  # the attribute of the root, and the first name in the paths of factors
 
 
 class Factor(nnx.LoRAParam[Any]):
@@ -32,13 +28,7 @@ class Factor(nnx.LoRAParam[Any]):
 
 
 class KernelFactors(nnx.Module):
-    """The factors `a` and `b` of the update of a kernel.
-
-    Attributes:
-        parts: names and indices that lead to the kernel from the root.
-        dims: for each dim of the factors the dim of the kernel; None for the rank.
-        scale: factor of the product.
-    """
+    """The factors `a` and `b` of the update of the kernel to which `parts` lead; `dims` as in `layers.lora`."""
 
     a: Factor
     b: Factor
@@ -96,7 +86,6 @@ def factors_in(root: Any) -> list[KernelFactors]:
 
 def is_factor(path: Any, variable: Any) -> bool:
     """Whether a variable is a factor, as a filter of NNX."""
-    del path
     return isinstance(variable, Factor)
 
 

@@ -82,10 +82,7 @@ class BuiltModel(BuiltModule):
         self.trainer = StepRunner(self.cell, self.forward, self.choices)
 
     def compile(self, choices: CompileConfig) -> None:
-        """Set how the model is trained; create slots.
-
-        An optimizer that has slots for all trained variables keeps its variables and their values.
-        """
+        """Set how the model is trained; create slots, unless an optimizer has slots for all trained variables."""
         check_not_forked()
         if choices.options.slot_memory is not None:
             check_memory_kind(choices.options.slot_memory, self.cell.mesh)
@@ -283,8 +280,7 @@ class BuiltModel(BuiltModule):
 def _of_a_structure(parts: tree_paths.Parts, variable: nnx.Variable) -> ModelError:
     summary = f"variable {tree_paths.join(parts)!r} of a layer must contain one array, not a structure"
     given = f"{type(variable).__name__} of {shorten(jax.tree.structure(variable.get_raw_value()))}"
-    fix = "nnx.Dict(a=nnx.Param(...), b=nnx.Param(...)), or a list of variables"
-    return ModelError(summary, given=given, fix=fix)
+    return ModelError(summary, given=given, fix="nnx.Dict(a=nnx.Param(...), b=nnx.Param(...)), or a list of variables")
 
 
 def _are_same(before: Mapping[str, Optimizer], now: Mapping[str, Optimizer]) -> bool:

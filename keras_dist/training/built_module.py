@@ -33,8 +33,7 @@ from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables import call_context
 from keras_dist.variables.variable import checked_value
 
-_MOST_PROGRAMS = 32
-"""Largest number of programs that a model keeps for calls of other structures or static arguments."""
+_MOST_PROGRAMS = 32  # largest number of programs that a model keeps for calls of other structures or static arguments
 
 
 class BuiltModule:
@@ -306,9 +305,8 @@ class BuiltModule:
         counts, expected = tuple(map(len, values)), tuple(map(len, handles))
         if counts != expected:
             summary = f"stateless_call of model {name!r}: the values do not fit"
-            given = f"{counts[0]} trainable and {counts[1]} other values"
             fix = f"pass {expected[0]} and {expected[1]}, as trainable_variables and non_trainable_variables"
-            raise ModelError(summary, given=given, fix=fix)
+            raise ModelError(summary, given=f"{counts[0]} trainable and {counts[1]} other values", fix=fix)
         graph, (trained, others) = self.cell.graph, handles
         pairs = zip([*trained, *others], [*values[0], *values[1]], strict=True)
         given = {self.path_of(handle): jnp.asarray(value_of(value)) for handle, value in pairs}

@@ -44,11 +44,8 @@ from keras_dist.training.step_protocol import ProtocolStep
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import real_rows
 
-LoggingStep = PureStep | ProtocolStep
-"""A train or test step that accumulates its logs."""
-
-Flat = list[Any]
-"""The arrays of a `TrainState`: flattening one in each step would cost tens of microseconds."""
+LoggingStep = PureStep | ProtocolStep  # a train or test step that accumulates its logs
+Flat = list[Any]  # the arrays of a `TrainState`: flattening one in each step would cost tens of microseconds
 
 Expected = Callable[[], list[Execution]]
 """Returns other executions of a run, whose programs can be compiled at the same time."""
@@ -58,11 +55,8 @@ Streams = dict[int, Any]
 
 _KINDS = {"train": "training", "test": "evaluation", "predict": "prediction"}
 
-EXPECTED_SHAPES = 2
-"""Batch shapes that one dataset normally has: full batches and one partial batch."""
-
-MANY_SHAPES = 16
-"""Batch shapes since `compile` that are hardly intended."""
+EXPECTED_SHAPES = 2  # batch shapes that one dataset normally has: full batches and one partial batch
+MANY_SHAPES = 16  # batch shapes since `compile` that are hardly intended
 
 FEWER_SHAPES = (
     "make batches with drop_remainder=True, or pad them to a few shapes with kd.data.pad_batch(batch, multiple_of=...)"
@@ -91,7 +85,7 @@ class LoggedStep:
 class CompiledSteps:
     """The compiled programs of a model: one for each kind of step and execution, number of real rows, and shape."""
 
-    # A batch whose length the mesh does not divide is padded, placed evenly, and sliced back to its true length inside
+    # a batch whose length the mesh does not divide is padded, placed evenly, and sliced back to its true length inside
     # the program, so that every module and loss sees exactly the rows that exist.
 
     def __init__(
@@ -134,11 +128,7 @@ class CompiledSteps:
     def train(
         self, step: LoggingStep, state: Flat, logs: Logs, execution: Execution, expected: Expected = list
     ) -> Callable[[], tuple[Flat, Logs]]:
-        """Return the dispatch of the steps, which consumes `state` and returns new state and logs.
-
-        All that takes time and may be interrupted happens before the dispatch: programs, also of the `expected`
-        executions, are compiled here.
-        """
+        """Compile what is needed, also for `expected`; return the dispatch of the steps, which consumes `state`."""
         return self._prepared("train", step, execution, expected, state, logs)
 
     def test(
@@ -219,10 +209,7 @@ class CompiledSteps:
         return run
 
     def _compile(self, mode: str, step: Any, executions: list[Execution], before: tuple[Any, ...]) -> None:
-        """Trace executions without a program one after the other, and compile meanwhile.
-
-        Only the first is needed now: errors of the others are raised when they are needed.
-        """
+        """Trace executions one after the other, compile meanwhile; errors are raised only for the first, needed now."""
         new: dict[Any, Execution] = {}
 
         def made() -> Iterator[Any]:

@@ -35,17 +35,13 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import input_layout, input_names
 from keras_dist.training.throughput import StepsTuner
 
-Body = Callable[[Any, Any], Any]
-"""One step: `body(carry, (x, y, sample_weight)) -> carry`."""
+Body = Callable[[Any, Any], Any]  # one step: `body(carry, (x, y, sample_weight)) -> carry`
 
 RESIDENT_BYTES = 2**26
 """Largest dataset [bytes] kept resident when the backend reports no memory statistics: CPU devices share one copy."""
 
-RESIDENT_PART = 8
-"""A resident dataset may take this part of the free memory that the backend reports."""
-
-EARNED_BYTES = 2**18
-"""Each step on a resident dataset saves the time that the transfer of so many bytes takes."""
+RESIDENT_PART = 8  # a resident dataset may take this part of the free memory that the backend reports
+EARNED_BYTES = 2**18  # each step on a resident dataset saves the time that the transfer of so many bytes takes
 
 CACHE_LINE = 64
 
@@ -94,7 +90,6 @@ class SingleStep(Streamed):
     @staticmethod
     def run(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
         """Take the step (traced)."""
-        del distribution
         return body(carry, operands)
 
 
@@ -116,7 +111,6 @@ class StackedSteps(Streamed):
     @staticmethod
     def run(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
         """Scan over the batches (traced)."""
-        del distribution
         return jax.lax.scan(lambda carry, arrays: (body(carry, arrays), None), carry, operands)[0]
 
 

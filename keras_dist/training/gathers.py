@@ -1,12 +1,9 @@
 """Gathers of sharded weights at their use: in each iteration of a loop, and again in the backward pass.
 
-Without them XLA may gather a weight long before its use, or keep it for the backward pass. Therefore a step is traced,
-and evaluated with each weight gathered in the operation that takes it.
-
-The forward pass is traced, and its jaxpr evaluated with each fully sharded weight constrained in the operation that
-reads it, under a `jax.checkpoint` of that operation: a `scan` gathers one turn at a time, and the backward pass gathers
-again. Constraints where variables are read would gather stacks before the loop and miss raw arrays; without any, XLA
-and Shardy choose differently. Unlike a `custom_vjp`, constraints can be differentiated twice and forwards.
+Without them XLA may gather a weight long before its use, or keep it for the backward pass. So the forward pass is
+traced, and its jaxpr evaluated with each fully sharded weight constrained in the operation that reads it, under a
+`jax.checkpoint` of that operation. Constraints where variables are read would gather stacks before the loop and miss
+raw arrays. Unlike a `custom_vjp`, constraints can be differentiated twice and forwards.
 """
 
 from __future__ import annotations
@@ -23,14 +20,10 @@ from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.training.activations import weight_scope
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# equations of jaxprs have no types
-
 _MOVES = {"broadcast_in_dim", "convert_element_type", "copy", "name"}
 _MOVES |= {"reshape", "rev", "squeeze", "stop_gradient", "transpose"}
 """Operations on one array that are applied to the gathered weight, wherever it is used."""
-_PLACES = ("sharding_constraint", "shard_map")
-"""Operations in which the module itself lays out weights."""
+_PLACES = ("sharding_constraint", "shard_map")  # operations in which the module itself lays out weights
 
 
 def with_gathers(

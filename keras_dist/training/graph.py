@@ -39,8 +39,7 @@ from keras_dist.layers.other_frameworks import check_is_ours
 
 _RAW = "raw array"
 
-Trainable = Any
-"""A filter of trained variables: an NNX filter, or a regular expression for whole paths of `nnx.Param`s."""
+Trainable = Any  # a filter of trained variables: an NNX filter, or a regular expression for whole paths of `nnx.Param`s
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

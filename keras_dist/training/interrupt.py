@@ -17,8 +17,7 @@ from typing import Any
 
 from keras_dist.distribution.jobs import job
 
-Leave = Callable[[int], None]
-"""Called between two steps with the number of the signal; it may raise."""
+Leave = Callable[[int], None]  # called between two steps with the number of the signal; it may raise
 
 
 class _Notes:
@@ -93,12 +92,9 @@ def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = Fal
     """Context manager that records the first Ctrl-C; yields the function that raises for it between steps.
 
     A second Ctrl-C is raised at once, except in a `shield`. Nested contexts share the outer function. Nothing is done
-    outside of the main thread, where Python delivers no signals, and where the user has a handler.
-
-    Args:
-        leave: called before the function raises. With it SIGTERM is treated like Ctrl-C, and a second SIGTERM ends the
-            process at once. In a job all processes call it after the same step.
-        is_shared: whether all processes of a job run these steps: a signal to one then ends all after the same step.
+    outside of the main thread, where Python delivers no signals, and where the user has a handler. With `leave`, which
+    is called before the function raises, SIGTERM is treated like Ctrl-C. If all processes of a job run the steps
+    (`is_shared`), a signal to one ends all after the same step.
     """
     global _running
     if not _is_main_thread():
@@ -153,10 +149,7 @@ def _leaving(notes: _Notes, leave: Leave | None, is_shared: bool) -> Iterator[No
 
 
 def shield() -> contextlib.AbstractContextManager[Any]:
-    """Return a reusable context in which signals are recorded, and raise nothing.
-
-    A `KeyboardInterrupt` between the dispatch of a donated step and the storing of its result would lose the state.
-    """
+    """Return a reusable context in which signals are recorded, and raise nothing: no dispatched state is lost."""
     notes = signal.getsignal(signal.SIGINT)
     return notes if isinstance(notes, _Notes) and _is_main_thread() else contextlib.nullcontext()
 

@@ -16,10 +16,7 @@ from keras_dist.training.accumulators import Accumulator, RateAccumulator
 
 
 class LazyLogs(MutableMapping[str, Any]):
-    """Loss and metrics by name; the first read waits for the step and fetches all. Callbacks may write values.
-
-    Counts become rates by `seconds()`, the duration of the batches.
-    """
+    """Loss and metrics by name, which callbacks may write; the first read waits for the step. Counts become rates."""
 
     def __init__(
         self,

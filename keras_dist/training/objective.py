@@ -119,11 +119,7 @@ class Objective:
         return found
 
     def batch_weight(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
-        """Return the weight of a batch in accumulated gradients: the divisor of its loss.
-
-        The mean over several losses is exact if their divisors are proportional. Without a loss it is the number of
-        rows.
-        """
+        """Return the divisor of the loss of a batch: its weight in accumulated gradients. Without a loss, its rows."""
         divisors = [term.divisor() for term in self._terms(batch, y_pred, mask)]
         return sum(divisors) / len(divisors) if divisors else float(len(jax.tree.leaves(batch[0])[0]))
 
@@ -134,9 +130,8 @@ class Objective:
         if len(counts) == 1:
             return counts[0]
         summary = "tokens_per_second: the tokens of a batch cannot be counted"
-        given = f"{len(counts)} losses with a value for each token"
         fix = 'report "examples_per_second" instead, or let one loss alone return a value for each token'
-        raise ModelError(summary, given=given, fix=fix)
+        raise ModelError(summary, given=f"{len(counts)} losses with a value for each token", fix=fix)
 
     def measured(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> PyTree:
         """Return the arrays in `y_pred` that have a loss or a metric."""

@@ -21,8 +21,7 @@ from keras_dist.optimizers.host_slots import on_device, update_in_turn
 from keras_dist.training.graph import compile_rule
 from keras_dist.training.train_state import TrainState
 
-DEFAULT = "optimizer"
-"""The name of the only optimizer of an ordinary model."""
+DEFAULT = "optimizer"  # the name of the only optimizer of an ordinary model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

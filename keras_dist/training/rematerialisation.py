@@ -17,8 +17,7 @@ from keras_dist.layers.remat_scope import checkpointed
 from keras_dist.training.activations import named_submodules, with_call
 from keras_dist.training.graph import compile_rule
 
-FULL = "full"
-"""Keep the inputs of the model only."""
+FULL = "full"  # keep the inputs of the model only
 
 POLICIES = (
     "checkpoint_dots",

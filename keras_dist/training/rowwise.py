@@ -34,10 +34,8 @@ from keras_dist.training.train_state import TrainState
 if TYPE_CHECKING:
     from keras_dist.training.step import Forward
 
-Tables = frozenset[tree_paths.Parts]
-"""Names that lead to tables of which steps read only the rows that they look up."""
-Lookup = tuple[jax.Array, jax.Array]
-"""Indices (...) and gradients of rows (..., columns)."""
+Tables = frozenset[tree_paths.Parts]  # names that lead to tables of which steps read only the rows that they look up
+Lookup = tuple[jax.Array, jax.Array]  # indices (...) and gradients of rows (..., columns)
 
 
 def resolve_tables(

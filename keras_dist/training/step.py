@@ -61,11 +61,8 @@ Batch = tuple[Any, Any, Any]
 TrainStep = Callable[[TrainState, Batch, nnx.Rngs], tuple[TrainState, dict[str, Any]]]
 """`train_step(state, batch, rngs) -> (state, logs)`, as users write it."""
 
-Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]
-"""`step(state, batch) -> (state, logs)`."""
-
-ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]
-"""`call(module, x, training, rngs) -> y_pred`."""
+Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]  # `step(state, batch) -> (state, logs)`
+ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]  # `call(module, x, training, rngs) -> y_pred`
 
 
 @jax.tree_util.register_dataclass
@@ -90,8 +87,7 @@ class Draw:
         return jax.random.fold_in(jax.random.fold_in(key, self.words[1]), self.words[2])
 
 
-_OUTSIDE_OF_TRAINING = 2**32 - 1
-"""No training step has this number."""
+_OUTSIDE_OF_TRAINING = 2**32 - 1  # no training step has this number
 
 
 @dataclasses.dataclass(eq=False)
@@ -383,8 +379,7 @@ def check_state(step: str, before: TrainState, after: TrainState) -> None:
             )
 
 
-Logs = dict[str, Any]
-"""The states of accumulators by name, on the device."""
+Logs = dict[str, Any]  # the states of accumulators by name, on the device
 
 
 class PureStep:

@@ -28,8 +28,7 @@ from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Batch, Draw, check_state
 from keras_dist.training.train_state import TrainState
 
-VARIABLES = ""
-"""Key of the variables of metrics in the logs: no value is logged under an empty name."""
+VARIABLES = ""  # key of the variables of metrics in the logs: no value is logged under an empty name
 
 PARTS: dict[Mode, tuple[str, ...]] = {
     "train": ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables"),
@@ -53,10 +52,7 @@ class StepProtocol:
 
 @dataclasses.dataclass(frozen=True)
 class VariablesAccumulator:
-    """The variables of metrics, which the steps update.
-
-    They are collected once, since callbacks may read them often.
-    """
+    """The variables of metrics, which the steps update; collected once, since callbacks may read them often."""
 
     protocol: StepProtocol
     variables: Sequence[Any]
@@ -71,7 +67,6 @@ class VariablesAccumulator:
 
     def read(self, state: Sequence[Any]) -> dict[str, Any]:
         """Return nothing: the step returns its logs."""
-        del state
         return {}
 
     def hold(self, state: Sequence[jax.Array]) -> None:
@@ -107,7 +102,6 @@ class ProtocolStep:
         self, state: TrainState, batch: Batch, logs: Mapping[str, Any], rows: int, draw: Draw | None
     ) -> tuple[TrainState, dict[str, Any]]:
         """Return state and logs after a batch (traced); random generators are part of the state."""
-        del rows, draw
         found, after, metrics = self._run(state, batch, list(logs[VARIABLES]))
         if set(found) != set(logs) - {VARIABLES}:
             summary = f"{self._mode}_step logs other names than before"
@@ -121,12 +115,10 @@ class ProtocolStep:
 
     def hold(self, metrics: ModelMetrics, accumulators: Mapping[str, Any], logs: Mapping[str, Any]) -> None:
         """Load these logs into the metric objects of the model."""
-        del metrics
         accumulators[VARIABLES].hold(logs[VARIABLES])
 
     def predict(self, state: TrainState, x: PyTree, draw: Draw) -> tuple[TrainState, PyTree]:
         """Return the state afterwards, and the outputs for a batch of inputs (traced)."""
-        del draw
         places, _, leaves, tree = self._places(state)
         trained, others = ([leaves[place] for place in part] for part in places)
         with StatelessScope(), noting_masks():

@@ -14,11 +14,8 @@ import numpy as np
 
 from keras_dist._support.types import Device, PyTree
 
-GOAL_SECONDS = 0.1
-"""Duration of an execution: hundreds of times its dispatch, and a short wait after Ctrl-C."""
-
-GROWTH = 8
-"""Largest growth of executions between two measurements: the first ones are rough."""
+GOAL_SECONDS = 0.1  # duration of an execution: hundreds of times its dispatch, and a short wait after Ctrl-C
+GROWTH = 8  # largest growth of executions between two measurements: the first ones are rough
 
 
 class StepsTuner:
@@ -29,10 +26,7 @@ class StepsTuner:
         self._steps = fixed or 1
 
     def steps(self, left: int) -> int:
-        """Return the number of steps of the next execution, of which `left` remain.
-
-        Steps that do not fill a fixed number run one by one.
-        """
+        """Return the steps of the next execution, at most `left`; those that do not fill a fixed number run alone."""
         return 1 if self.is_fixed and self._steps > left else min(self._steps, left)
 
     def measured(self, seconds: float, steps: int) -> None:

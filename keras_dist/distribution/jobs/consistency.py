@@ -1,10 +1,8 @@
 """Comparison of the programs and data of all processes of a job, before they run.
 
 Processes with different learning rates or losses would train a mixture of both without an error. Different shapes of a
-weight would end all processes in a collective.
-
-Facts are exchanged under names that a user knows, long ones by digest: a digest of everything would show that something
-differs, but not what.
+weight would end all processes in a collective. Facts are exchanged under names that a user knows, long ones by digest:
+a digest of everything would not show what differs.
 """
 
 from __future__ import annotations
@@ -40,8 +38,7 @@ _TEXT = 100
 _DIGITS = 12  # of a digest
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision")
 
-Fingerprint = Mapping[str, object]
-"""Values that must be equal in all processes, by a name for users; compared by `str`."""
+Fingerprint = Mapping[str, object]  # values that must be equal in all processes, by a name for users; compared by `str`
 
 
 def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Fingerprint]) -> None:

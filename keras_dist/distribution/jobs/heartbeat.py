@@ -1,11 +1,9 @@
 """Heartbeats of the processes of a job: when one exits, hangs or fails, the others exit within seconds.
 
-Each process writes a heartbeat into JAX's key-value store once a second, and reads the heartbeats of the others. Anyone
-who reaches the coordinator's port may write there: a forged heartbeat can end a job, but run no code.
-
 Gloo reports a closed connection without its process, says nothing of a stopped one, and JAX's own time-out aborts. So
 each process writes a heartbeat a second to JAX's key-value store and reads the others' in a thread. A process silent
-for `heartbeat_timeout_s`, or for 3 s after a failed collective, counts as failed; the others exit with one line.
+for `heartbeat_timeout_s`, or for 3 s after a failed collective, counts as failed; the others exit with one line. Anyone
+who reaches the coordinator's port may write there: a forged heartbeat can end a job, but run no code.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ from keras_dist.errors import ProcessAbsentError, shorten
 EXIT_RESTART = 75
 """`EX_TEMPFAIL`: exit code of a process whose job can resume from a checkpoint when it is started again."""
 
-LONGEST_WAIT_S = 3600.0
-"""Limit of a wait outside of steps, where `hang_timeout_s` is None."""
+LONGEST_WAIT_S = 3600.0  # limit of a wait outside of steps, where `hang_timeout_s` is None
 
 _BEAT_S = 1.0
 _GRACE_S = 4.0  # in which all processes may raise the same error, each with its own traceback

@@ -341,8 +341,7 @@ def _claim(address: str, process: int, processes: int) -> None:
 
 def _has_joined(process: int, processes: int, given: str) -> ClusterError:
     summary = f"process {process} of {processes} has joined already"
-    fix = "number the processes from 0, each once"
-    return ClusterError(summary, given=f"process_id={process}: {given}", fix=fix)
+    return ClusterError(summary, given=f"process_id={process}: {given}", fix="number the processes from 0, each once")
 
 
 def _disagreement(given: str) -> ClusterError:

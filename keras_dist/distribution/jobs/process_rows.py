@@ -33,8 +33,7 @@ class LaysOutData(Protocol):
 BatchLayout = jax.sharding.Sharding | TensorLayout | LaysOutData
 """Layout of a batch; only the entry of its first dim is used."""
 
-ProcessOf = Callable[[Device], int]
-"""Function from a device to the index of its process."""
+ProcessOf = Callable[[Device], int]  # function from a device to the index of its process
 
 
 def process_of_device(device: Device) -> int:

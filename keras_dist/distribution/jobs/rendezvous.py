@@ -2,9 +2,6 @@
 
 Messages go through JAX's key-value store, to which anyone who can reach the coordinator's port may write. They are
 JSON, name errors by known classes, and are checked when read: a forged message can end a job, but run no code.
-
-Processes exchange JSON, and errors by the names of known classes: whoever reaches the port of the coordinator may write
-to the key-value store.
 """
 
 from __future__ import annotations

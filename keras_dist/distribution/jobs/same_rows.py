@@ -26,8 +26,7 @@ _AT_ONCE = 4096  # rows that are read for one exchange of a full comparison
 
 _chosen: CheckData = "sample"
 
-Take = Callable[[np.ndarray], Sequence[np.ndarray]]
-"""Returns the arrays of the rows at these positions."""
+Take = Callable[[np.ndarray], Sequence[np.ndarray]]  # returns the arrays of the rows at these positions
 
 
 def choose_check(check_data: CheckData) -> None:

@@ -16,8 +16,7 @@ from keras_dist.distribution.variables import VariableSpec
 from keras_dist.dtensor.layout import Layout, Mesh
 from keras_dist.errors import LayoutError
 
-_BATCH = "batch"
-"""The dim of the mesh over which DTensor programs shard the batch."""
+_BATCH = "batch"  # the dim of the mesh over which DTensor programs shard the batch
 
 
 class LayoutMap(distribution.LayoutMap):

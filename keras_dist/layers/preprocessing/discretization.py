@@ -30,8 +30,7 @@ class Discretization(Layer):
         epsilon: tolerance of these quantiles; smaller values take longer.
         output_mode: `"int"`; `"one_hot"` for vectors of numbers; `"multi_hot"` or `"count"` for vectors of examples.
         sparse: must be False.
-        dtype: see `Layer`.
-        name: see `Layer`.
+        dtype, name: see `Layer`.
 
     Example:
         >>> import numpy as np

@@ -83,9 +83,7 @@ class HashedCrossing(HostLayer):
         num_bins: number of bins.
         output_mode: `"int"` for the bin index of each example, or `"one_hot"` for a vector.
         sparse: must be False.
-        name: see `Layer`.
-        dtype: see `Layer`.
-        **kwargs: see `Layer`.
+        name, dtype, **kwargs: see `Layer`.
 
     Example:
         >>> import numpy as np

@@ -16,8 +16,7 @@ from keras_dist.errors import ModelError
 from keras_dist.layers.layer import Layer
 from keras_dist.ops.image_transforms import filtered, height_and_width, image_axes
 
-Factor = float | Sequence[float]
-"""Two limits, or a number from which both follow."""
+Factor = float | Sequence[float]  # two limits, or a number from which both follow
 
 
 class ImageLayer(Layer):

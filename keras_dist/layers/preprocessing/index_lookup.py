@@ -34,11 +34,8 @@ from keras_dist.layers.preprocessing.vocabulary import (
 from keras_dist.saving.drafts import writing_to
 from keras_dist.symbolic.tensors import KerasTensor
 
-_LEFT_OUT = 2**62
-"""The index of tokens that vectors ignore."""
-
-_VOCABULARY = "vocabulary.txt"
-"""Keras's name for the file of a learned vocabulary."""
+_LEFT_OUT = 2**62  # the index of tokens that vectors ignore
+_VOCABULARY = "vocabulary.txt"  # keras's name for the file of a learned vocabulary
 
 
 class IndexLookup(HostLayer):
@@ -326,9 +323,8 @@ class IndexLookup(HostLayer):
         before = len(table.tokens) or (table.expected or start) - start
         if is_fixed and len(tokens) != before:
             summary = f"the vocabulary of layer {self.name!r} must keep its size: models are built with it"
-            given = f"{len(tokens) + start} tokens in place of {before + start}"
             fix = "adapt the layer before it is part of a model, or use pad_to_max_tokens=True"
-            raise ModelError(summary, given=given, fix=fix)
+            raise ModelError(summary, given=f"{len(tokens) + start} tokens in place of {before + start}", fix=fix)
         table.tokens, table.weights = tokens, weights
         table.places = {token: index for index, token in enumerate(tokens, start)}
 
@@ -371,8 +367,7 @@ class StringLookup(IndexLookup):
             `"tf_idf"` for a vector for the tokens of the last dim.
         pad_to_max_tokens: whether vectors have size `max_tokens`, even for a smaller vocabulary.
         sparse: must be False.
-        name: see `Layer`.
-        **kwargs: see `Layer`.
+        name, **kwargs: see `Layer`.
 
     Example:
         >>> from keras_dist import layers

@@ -18,8 +18,7 @@ from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.variables import call_context
 
-_CHUNK_BYTES = 2**26
-"""Size of the parts of an array that `adapt` converts at a time."""
+_CHUNK_BYTES = 2**26  # size of the parts of an array that `adapt` converts at a time
 
 
 class Rescaling(Layer):
@@ -170,8 +169,7 @@ class Normalization(Layer):
             raise ModelError(summary, given=f"shape {np.shape(mean)} for axis={self.axis}", fix=fix)
 
 
-_Moments = tuple[int, Any, Any]
-"""Number of values, mean, variance."""
+_Moments = tuple[int, Any, Any]  # number of values, mean, variance
 
 
 def _merged(first: _Moments, second: _Moments) -> _Moments:

@@ -126,9 +126,7 @@ class STFTSpectrogram(Layer):
         frame_length: size of a frame.
         frame_step: distance of the starts of frames; by default half of `frame_length`.
         fft_length: size n of transforms with n // 2 + 1 frequencies; by default the next power of 2.
-        window: see `initializers.STFT`.
-        periodic: see `initializers.STFT`.
-        scaling: see `initializers.STFT`.
+        window, periodic, scaling: see `initializers.STFT`.
         padding: `"valid"`, or `"same"` for zero padding at both ends.
         expand_dims: whether channels and frequencies are separate dims, (batch, frames, frequencies, channels).
         data_format: `"channels_last"`, the default, or `"channels_first"` for inputs (batch, channels, time) and

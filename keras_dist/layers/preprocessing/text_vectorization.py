@@ -31,7 +31,7 @@ class TextVectorization(HostLayer):
     Each text is standardized, split into words, and its words or n-grams are looked up.
 
     Args:
-        max_tokens: largest size of the vocabulary, including special tokens; None for any size.
+        max_tokens, pad_to_max_tokens, vocabulary, encoding: as in `StringLookup`.
         standardize: `"lower_and_strip_punctuation"`, `"lower"` or `"strip_punctuation"`, for ASCII; a function of an
             array of text; or None.
         split: `"whitespace"`, `"character"`, a function of an array of texts that returns lists, or None for words.
@@ -40,14 +40,9 @@ class TextVectorization(HostLayer):
             `"tf_idf"` for a vector for each text; `"one_hot"` for inputs that are words.
         output_sequence_length: number of indices to which texts are cut or padded, for `"int"`; by default the largest
             number in the batch.
-        pad_to_max_tokens: whether vectors have size `max_tokens`, even for a smaller vocabulary.
-        vocabulary: words, or a file with one word in each line; by default `adapt` learns it.
         idf_weights: inverse document frequencies of the words of `vocabulary`, for `"tf_idf"`.
-        sparse: must be False.
-        ragged: must be False.
-        encoding: encoding of bytes.
-        name: see `Layer`.
-        **kwargs: see `Layer`.
+        sparse, ragged: must be False.
+        name, **kwargs: see `Layer`.
 
     Example:
         >>> from keras_dist import layers
@@ -143,7 +138,6 @@ class TextVectorization(HostLayer):
         Raises:
             ModelError: the layer was given a vocabulary.
         """
-        del batch_size
         self.reset_state()
         for batch in batches_of(data, steps):
             self.update_state(batch)
