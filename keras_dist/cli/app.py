@@ -19,7 +19,7 @@ from keras_dist import __version__
 from keras_dist.cli.commands import devices, doctor, migrate, train
 from keras_dist.cli.convert import convert
 from keras_dist.cli.demo import demo
-from keras_dist.cli.launch import launch
+from keras_dist.cli.launch import LaunchCommand, launch
 from keras_dist.cli.planning import auto, check, explain, plan
 from keras_dist.errors import KerasDistError
 
@@ -110,4 +110,4 @@ def _add(act: Callable[..., int], **options: Any) -> None:
 
 for _act in (train, plan, auto, explain, check, devices, doctor, migrate, convert, demo):
     _add(_act)
-_add(launch, context_settings={"allow_interspersed_args": False})
+_add(launch, cls=LaunchCommand, context_settings={"allow_interspersed_args": False})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from keras_dist._support import backend_environment
 from keras_dist.cli.nodes import NodePosition
@@ -15,6 +16,26 @@ from keras_dist.cli.supervision import Job, Supervisor
 _JOIN_S, _JOIN_NODES_S = 60, 600  # other nodes may start later
 
 
+class LaunchCommand(TyperCommand):
+    """The command, which refuses options of its own after the script unless `--` separates them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; raise where an option would silently go to the script."""
+        given, rest = [*args], super().parse_args(ctx, args)
+        theirs = [*(ctx.params["arguments"] or ())]
+        is_separated = "--" in given[: len(given) - len(theirs)]
+        before = theirs[: theirs.index("--")] if "--" in theirs else theirs
+        own = {name for parameter in self.params for name in parameter.opts if parameter.name not in ("help", "debug")}
+        if misplaced := [each for each in before if each.partition("=")[0] in own and not is_separated]:
+            script = ctx.params["script"]
+            raise typer.BadParameter(
+                f"options of launch stand before the script: keras-dist launch {misplaced[0]} ... -- {script}; "
+                f"an option of the script stands after --, too: keras-dist launch -- {script} {misplaced[0]} ...",
+                param_hint=misplaced[0],
+            )
+        return rest
+
+
 def _in_a_folder(path: pathlib.Path | None) -> pathlib.Path | None:
     if path is not None and not path.absolute().parent.is_dir():
         raise typer.BadParameter(f"folder {str(path.absolute().parent)!r} does not exist")
@@ -22,7 +43,7 @@ def _in_a_folder(path: pathlib.Path | None) -> pathlib.Path | None:
 
 
 def launch(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="a Python file, or -m and a module")],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="a Python file; or -- -m and a module")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="...", help="its arguments")] = None,
     processes: Annotated[int, typer.Option(min=1, metavar="N", help="processes on each node")] = 1,
     devices_per_process: Annotated[

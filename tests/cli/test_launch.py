@@ -350,6 +350,8 @@ def test_launchers_of_two_nodes_start_their_processes_again(tmp_path):
         (["/nowhere/x.py"], "SCRIPT: '/nowhere/x.py' is not a file in "),
         (["--report", "/nowhere/jobs.json", "x.py"], "'--report': folder '/nowhere' does not exist"),
         ([], "Missing argument 'SCRIPT'"),
+        ([__file__, "--processes", "2"], "options of launch stand before the script: keras-dist launch --processes"),
+        (["--processes", "2", __file__, "x", "--grace=3", "--", "x"], "Invalid value for --grace"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys, arguments, message):
@@ -360,7 +362,7 @@ def test_what_makes_no_sense_is_refused(capsys, arguments, message):
 @pytest.mark.parametrize(
     ("between", "command"),
     [
-        ([], [__file__, "--processes", "3", "--", "x"]),
+        ([], [__file__, "--epochs", "3", "--debug", "--", "--processes", "3"]),
         (["--"], [__file__, "--processes", "3", "--", "x"]),
         (["--"], ["-m", "keras_dist", "train", "run.toml"]),
     ],
