@@ -33,6 +33,7 @@ Exit codes:
        checkpoint is damaged, a rule matches nothing, the demo's accuracy is low
   2    wrong arguments or config, or nothing to examine
   3    another error, of the system or of code that a config names
+  4    plan: it is not known whether the step fits; compile it
   75   the training saved its state after a signal: start it again
   130  Ctrl-C
   launch returns 0, 2, 75, 128 plus the number of the signal that ended it, or

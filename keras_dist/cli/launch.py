@@ -59,7 +59,7 @@ def launch(
     grace: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="time to exit after a signal")] = 30,
     report: Annotated[
         pathlib.Path | None,
-        typer.Option(dir_okay=False, callback=_in_a_folder, metavar="jobs.json", help="file for deaths and restarts"),
+        typer.Option(dir_okay=False, callback=_in_a_folder, metavar="jobs.json", help="file for failures and restarts"),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="number of nodes; by default from the scheduler, or 1")

@@ -70,7 +70,7 @@ class Launcher:
             output, errors = self.process.communicate(timeout=timeout)
         finally:
             self.process.kill()
-        deaths = json.loads(self.report.read_text())["deaths"]
+        deaths = json.loads(self.report.read_text())["failures"]
         return self.process.returncode, (output or "").splitlines(), errors.splitlines(), deaths
 
     def wait_for(self, *names):
