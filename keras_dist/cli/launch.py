@@ -20,13 +20,17 @@ class LaunchCommand(TyperCommand):
     """The command, which refuses options of its own after the script unless `--` separates them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; raise where an option would silently go to the script."""
-        given, rest = [*args], super().parse_args(ctx, args)
-        theirs = [*(ctx.params["arguments"] or ())]
-        is_separated = "--" in given[: len(given) - len(theirs)]
+        """Parse the arguments, `-m` as a script; raise where an option would silently go to the script."""
+        index = 0
+        while index < len(args) and args[index].startswith("--") and args[index] != "--":
+            index += 1 if "=" in args[index] or args[index] in ("--debug", "--help") else 2
+        first = args[index : index + 1]
+        rest = super().parse_args(ctx, [*args[:index], "--", *args[index:]] if first == ["-m"] else [*args])
+        theirs = [*(ctx.params.get("arguments") or ())]
         before = theirs[: theirs.index("--")] if "--" in theirs else theirs
         own = {name for parameter in self.params for name in parameter.opts if parameter.name not in ("help", "debug")}
-        if misplaced := [each for each in before if each.partition("=")[0] in own and not is_separated]:
+        misplaced = [each for each in before if each.partition("=")[0] in own]
+        if misplaced and first != ["--"]:
             script = ctx.params["script"]
             raise typer.BadParameter(
                 f"options of launch stand before the script: keras-dist launch {misplaced[0]} ... -- {script}; "
@@ -43,7 +47,7 @@ def _in_a_folder(path: pathlib.Path | None) -> pathlib.Path | None:
 
 
 def launch(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="a Python file; or -- -m and a module")],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="a Python file, or -m and a module")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="...", help="its arguments")] = None,
     processes: Annotated[int, typer.Option(min=1, metavar="N", help="processes on each node")] = 1,
     devices_per_process: Annotated[
@@ -88,7 +92,8 @@ def launch(
     """
     place = NodePosition.resolve(nodes, node_rank, coordinator)
     if script != "-m" and not pathlib.Path(script).is_file():
-        raise typer.BadParameter(f"{script!r} is not a file in {str(pathlib.Path.cwd())!r}", param_hint="SCRIPT")
+        hint = "; launch starts Python itself, so name the script alone" * script.startswith("python")
+        raise typer.BadParameter(f"{script!r} is not a file in {str(pathlib.Path.cwd())!r}{hint}", param_hint="SCRIPT")
     job = Job(
         [script, *(arguments or ())],
         processes,
