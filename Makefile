@@ -37,20 +37,20 @@ docs: $(READY) ## build the site in build/site, without a network
 	$(BIN)/python -m sphinx -b html -W --keep-going -q -a -c docs -d .cache/docs . build/site
 	@echo "open build/site/index.html"
 
-test: $(READY) ## run the tests of every room, in minutes
+test: $(READY) ## run the tests of every package, in minutes
 	$(PYTEST) -m "not full"
 
 test-all: $(READY) ## run these, and those with processes, Keras itself, notebooks, a browser
 	$(PYTEST)
 
-coverage: $(READY) ## run all tests, and print which share of each room they run
+coverage: $(READY) ## run all tests, and print which share of each package they run
 	COVERAGE_FILE=.cache/coverage $(PYTEST) --cov=keras_dist --cov-branch --cov-report=json:.cache/coverage.json
 	$(BIN)/python -m tests.rooms_covered .cache/coverage.json
 
 soak: $(READY) ## try more often and larger: kills, deadlocks, memory, last bits (ROUNDS=5; 1 is quick)
 	SOAK=$(or $(ROUNDS),5) $(PYTEST) -m soak
 
-lint: $(READY) ## check style, format, floors and words
+lint: $(READY) ## check style, format, imports and words
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports

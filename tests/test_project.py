@@ -12,6 +12,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+import keras_dist
+
 ROOT = pathlib.Path(__file__).parent.parent
 
 
@@ -48,6 +50,8 @@ def test_the_version_is_in_one_place():
     assert settings["project"]["dynamic"] == ["version"]
     assert settings["tool"]["hatch"]["version"]["path"] == "keras_dist/__init__.py"
     assert not re.search(r"^version:", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    latest = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert latest[:2] == ["Unreleased", keras_dist.__version__]
 
 
 def test_templates_and_citation_are_yaml():

@@ -1,4 +1,5 @@
 // Adds a field above each long table, which hides the rows without the words that are typed into it.
+// Outputs of notebooks without a table of text get a class: their lines break on narrow screens.
 addEventListener("DOMContentLoaded", () => {
   for (const table of document.querySelectorAll("article table")) {
     const rows = [...table.querySelectorAll("tbody tr")];
@@ -14,5 +15,8 @@ addEventListener("DOMContentLoaded", () => {
     });
     const box = table.closest(".pst-scrollable-table-container") ?? table;
     box.before(field);
+  }
+  for (const output of document.querySelectorAll(".cell_output pre")) {
+    output.classList.toggle("sentences", !output.textContent.includes("\u2502"));
   }
 });

@@ -19,7 +19,7 @@ from keras_dist import __version__
 from keras_dist.cli.commands import devices, doctor, migrate, train
 from keras_dist.cli.convert import convert
 from keras_dist.cli.demo import demo
-from keras_dist.cli.launch import launch
+from keras_dist.cli.launch import LaunchCommand, launch
 from keras_dist.cli.planning import auto, check, explain, plan
 from keras_dist.errors import KerasDistError
 
@@ -33,6 +33,7 @@ Exit codes:
        checkpoint is damaged, a rule matches nothing, the demo's accuracy is low
   2    wrong arguments or config, or nothing to examine
   3    another error, of the system or of code that a config names
+  4    plan: it is not known whether the step fits; compile it
   75   the training saved its state after a signal: start it again
   130  Ctrl-C
   launch returns 0, 2, 75, 128 plus the number of the signal that ended it, or
@@ -110,4 +111,4 @@ def _add(act: Callable[..., int], **options: Any) -> None:
 
 for _act in (train, plan, auto, explain, check, devices, doctor, migrate, convert, demo):
     _add(_act)
-_add(launch, context_settings={"allow_interspersed_args": False})
+_add(launch, cls=LaunchCommand, context_settings={"allow_interspersed_args": False})

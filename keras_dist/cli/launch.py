@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from keras_dist._support import backend_environment
 from keras_dist.cli.nodes import NodePosition
@@ -13,6 +14,30 @@ from keras_dist.cli.process_tree import run_guarded
 from keras_dist.cli.supervision import Job, Supervisor
 
 _JOIN_S, _JOIN_NODES_S = 60, 600  # other nodes may start later
+
+
+class LaunchCommand(TyperCommand):
+    """The command, which refuses options of its own after the script unless `--` separates them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, `-m` as a script; raise where an option would silently go to the script."""
+        index = 0
+        while index < len(args) and args[index].startswith("--") and args[index] != "--":
+            index += 1 if "=" in args[index] or args[index] in ("--debug", "--help") else 2
+        first = args[index : index + 1]
+        rest = super().parse_args(ctx, [*args[:index], "--", *args[index:]] if first == ["-m"] else [*args])
+        theirs = [*(ctx.params.get("arguments") or ())]
+        before = theirs[: theirs.index("--")] if "--" in theirs else theirs
+        own = {name for parameter in self.params for name in parameter.opts if parameter.name not in ("help", "debug")}
+        misplaced = [each for each in before if each.partition("=")[0] in own]
+        if misplaced and first != ["--"]:
+            script = ctx.params["script"]
+            raise typer.BadParameter(
+                f"options of launch stand before the script: keras-dist launch {misplaced[0]} ... -- {script}; "
+                f"an option of the script stands after --, too: keras-dist launch -- {script} {misplaced[0]} ...",
+                param_hint=misplaced[0],
+            )
+        return rest
 
 
 def _in_a_folder(path: pathlib.Path | None) -> pathlib.Path | None:
@@ -38,7 +63,7 @@ def launch(
     grace: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="time to exit after a signal")] = 30,
     report: Annotated[
         pathlib.Path | None,
-        typer.Option(dir_okay=False, callback=_in_a_folder, metavar="jobs.json", help="file for deaths and restarts"),
+        typer.Option(dir_okay=False, callback=_in_a_folder, metavar="jobs.json", help="file for failures and restarts"),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="number of nodes; by default from the scheduler, or 1")
@@ -67,7 +92,8 @@ def launch(
     """
     place = NodePosition.resolve(nodes, node_rank, coordinator)
     if script != "-m" and not pathlib.Path(script).is_file():
-        raise typer.BadParameter(f"{script!r} is not a file in {str(pathlib.Path.cwd())!r}", param_hint="SCRIPT")
+        hint = "; launch starts Python itself, so name the script alone" * script.startswith("python")
+        raise typer.BadParameter(f"{script!r} is not a file in {str(pathlib.Path.cwd())!r}{hint}", param_hint="SCRIPT")
     job = Job(
         [script, *(arguments or ())],
         processes,

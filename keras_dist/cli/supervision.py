@@ -253,8 +253,8 @@ class Supervisor:
 
     def _write_report(self) -> None:
         if self._report is not None and self._job.place.rank == 0:
-            deaths = [dataclasses.asdict(failure) for failure in self._failures]
-            content = {"nodes": self._job.place.nodes, "processes": self._job.processes, "deaths": deaths}
+            failures = [dataclasses.asdict(failure) for failure in self._failures]
+            content = {"nodes": self._job.place.nodes, "processes": self._job.processes, "failures": failures}
             draft = self._report.with_name(f"{self._report.name}.draft")
             try:
                 draft.write_text(json.dumps(content, indent=2) + "\n")

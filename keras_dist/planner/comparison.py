@@ -73,7 +73,7 @@ class Comparison:
         nbytes_by_role: *exact*: bytes per device by role.
         collectives: *propagated*: bytes of a step by kind and axes.
         flops: *propagated*: FLOPs of a step per device.
-        activation_nbytes: *propagated*: bound on bytes of intermediate results per device.
+        activation_nbytes: *propagated*: estimate of bytes of intermediate results per device.
     """
 
     meshes: tuple[str, str]

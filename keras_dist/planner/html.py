@@ -124,7 +124,7 @@ def _subtitle(report: PlanReport) -> str:
 def _cards(report: PlanReport) -> str:
     cards = (
         (render_bytes(report.state.nbytes_per_device), "state on each device", "exact"),
-        (f"\N{LESS-THAN OR EQUAL TO} {render_bytes(report.step.activation_nbytes)}", _INTERMEDIATE, "propagated"),
+        (f"\N{ALMOST EQUAL TO} {render_bytes(report.step.activation_nbytes)}", _INTERMEDIATE, "propagated"),
         (render_bytes(sum(each.nbytes_per_step for each in report.step.collectives)), "moved in a step", "propagated"),
         (_in_units(report.step.flops), "FLOPs of a step on each device", "propagated"),
     )

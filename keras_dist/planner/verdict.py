@@ -142,8 +142,8 @@ class Verdict:
         tier: Tier = "compiled" if "compiled" in self.rooflines else "propagated"
         line = self.roofline
         about = self.calibrated_seconds
-        estimated = "" if about is None else f", about {1e3 * about:.3g} ms (calibrated)"
-        least = f"a step takes at least {1e3 * line.step_seconds:.3g} ms, limited by {line.bottleneck} ({tier})"
+        estimated = "" if about is None else f", about {_render_seconds(about)} (calibrated)"
+        least = f"a step takes at least {_render_seconds(line.step_seconds)}, limited by {line.bottleneck} ({tier})"
         return least + estimated
 
     def to_dict(self) -> dict[str, Any]:
@@ -160,6 +160,10 @@ class Verdict:
             "calibrated": None if self.calibrated_seconds is None else {"step_seconds": self.calibrated_seconds},
             "note": self.note,
         }
+
+
+def _render_seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def judge(

@@ -160,5 +160,5 @@ def _memory(plan: LayoutPlan | PlanReport) -> list[Bar]:
     ]
     if step is not None:
         nbytes = step.activation_nbytes
-        rows.append(Bar("intermediates", nbytes, _OTHER_HUE, f"at most {render_bytes(nbytes)} (propagated)"))
+        rows.append(Bar("intermediates", nbytes, _OTHER_HUE, f"about {render_bytes(nbytes)} (propagated)"))
     return rows

@@ -70,7 +70,7 @@ class Launcher:
             output, errors = self.process.communicate(timeout=timeout)
         finally:
             self.process.kill()
-        deaths = json.loads(self.report.read_text())["deaths"]
+        deaths = json.loads(self.report.read_text())["failures"]
         return self.process.returncode, (output or "").splitlines(), errors.splitlines(), deaths
 
     def wait_for(self, *names):
@@ -348,8 +348,12 @@ def test_launchers_of_two_nodes_start_their_processes_again(tmp_path):
         (["--processes", "two", "x.py"], "'--processes': Input should be a valid integer"),
         (["--report", "/", "x.py"], "'--report': file '/' is a directory"),
         (["/nowhere/x.py"], "SCRIPT: '/nowhere/x.py' is not a file in "),
+        (["python", "x.py"], "launch starts Python itself"),
         (["--report", "/nowhere/jobs.json", "x.py"], "'--report': folder '/nowhere' does not exist"),
         ([], "Missing argument 'SCRIPT'"),
+        ([__file__, "--processes", "2"], "options of launch stand before the script: keras-dist launch --processes"),
+        (["-m", "keras_dist", "--processes", "2"], "Invalid value for --processes"),
+        (["--processes", "2", __file__, "x", "--grace=3", "--", "x"], "Invalid value for --grace"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys, arguments, message):
@@ -360,9 +364,10 @@ def test_what_makes_no_sense_is_refused(capsys, arguments, message):
 @pytest.mark.parametrize(
     ("between", "command"),
     [
-        ([], [__file__, "--processes", "3", "--", "x"]),
+        ([], [__file__, "--epochs", "3", "--debug", "--", "--processes", "3"]),
         (["--"], [__file__, "--processes", "3", "--", "x"]),
         (["--"], ["-m", "keras_dist", "train", "run.toml"]),
+        (["--grace=3"], ["-m", "keras_dist", "train", "run.toml"]),
     ],
 )
 def test_what_follows_the_script_is_its_own(monkeypatch, between, command):

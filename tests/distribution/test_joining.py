@@ -191,7 +191,7 @@ def test_the_launcher_starts_a_job_again_that_a_stranger_has_stopped(tmp_path):
     assert code == 0 and output.count("] built\n") == 2, errors
     # the launcher stops the process that has not written its line when the other exits
     assert re.search(r"process [01] ends, because the processes have not connected for their first collective", output)
-    (death,) = json.loads(report.read_text())["deaths"]
+    (death,) = json.loads(report.read_text())["failures"]
     assert "have not connected for their first collective" in death["how"] and death["restarted"]
 
 

@@ -24,6 +24,9 @@ THREADS = {
     "flax#4609: a state of training in NNX": ("how_to/own_loop.md", "NNX"),
     "accelerate#4200: an axis of experts beside FSDP": ("how_to/sequences_and_experts.md", "FSDP beside experts"),
     "jax#28988: optimizer state in host memory": ("how_to/out_of_memory.md", "## Optimizer slots in host memory"),
+    "keras-hub#1628: which part of a fine-tuning is out of memory": ("how_to/out_of_memory.md", "counts it by role"),
+    "keras-hub#2806: layouts without expressions for paths": ("how_to/tensor_parallel.md", "## Let it find the rules"),
+    "keras#18983: ModelParallel(device_mesh=, layout_map=)": ("how_to/mistakes.md", "`ModelParallel(mesh, rules)`"),
 }
 
 
