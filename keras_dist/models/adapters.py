@@ -153,7 +153,8 @@ def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
         matches = [one for one in candidates if any(map(pattern.fullmatch, one.names))]
         found |= {id(one): one for one in matches}
         if not matches:
-            near = nearest(rule, able)
+            ends = {name.rpartition("/")[2]: name for name in reversed(able)}  # a rule may begin with ".*/"
+            near = nearest(rule, able) or ends.get(nearest(rule.rpartition("/")[2], ends) or "")
             problems.append(f"{rule!r} matches none" + (f"; the nearest path is {near!r}" if near else ""))
     problems += [f"{one.names[0]!r}: {one.reason}" for one in found.values() if one.reason]
     if problems:
