@@ -249,6 +249,12 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     return "" if near is None else f" (did you mean {near!r}?)"
 
 
+_SYNONYMS = {"rules": "layout_map", "layout_map": "rules"}
+"""Names of one thing that are not similar."""
+
+
 def nearest(name: str, options: Iterable[str]) -> str | None:
     """Return the option most similar to ``name``, or None if none is similar."""
-    return next(iter(difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)), None)
+    known = list(options)
+    similar = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return next((option for option in (*similar, _SYNONYMS.get(name)) if option in known), None)

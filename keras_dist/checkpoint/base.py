@@ -2,7 +2,7 @@
 
 A base is a separate checkpoint, `base_00000012`, named by the step of the save that wrote it. It has large weights that
 no gradient trains, with equal fingerprints (64 bits, computed on the devices: a digest on the host would gather shards)
-at the begin and at a save. Roles do not tell which: kernels under LoRA and moving averages are both untrained. States
+at the begin and at a save. Roles do not say which: kernels under LoRA and moving averages are both untrained. States
 refer to bases by name and by these fingerprints, so that a base with other arrays is detected.
 """
 

@@ -17,7 +17,7 @@ _JOIN_S, _JOIN_NODES_S = 60, 600  # other nodes may start later
 
 
 class LaunchCommand(TyperCommand):
-    """The command, which refuses options of its own after the script unless `--` separates them."""
+    """The command, which refuses its own options after the script unless `--` separates them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, `-m` as a script; raise where an option would silently go to the script."""

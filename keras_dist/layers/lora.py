@@ -69,6 +69,18 @@ class Factors:
         return initializers.HeUniform(input_axes=inputs, output_axes=[len(dims[0]) - 1])
 
 
+def add_factors(layer: Layer, adapted: str, dims_of: Dims, factors: Factors, regularizer: Any) -> None:
+    """Create the factors of a weight of a layer, `lora_<weight>_a` and `lora_<weight>_b`."""
+    weight = getattr(layer, adapted)
+    initial = (factors.first_initializer(dims_of), factors.b_initializer)
+    for end, dims, initializer in zip("ab", dims_of, initial, strict=True):
+        sizes = tuple(factors.rank if dim is None else weight.shape[dim] for dim in dims)
+        name = f"lora_{adapted}_{end}"
+        factor = layer.add_weight(sizes, initializer, "float32", regularizer=regularizer, name=name)
+        factor.set_metadata(factor_of=(adapted, dims))
+        setattr(layer, name, factor)
+
+
 class LoraLayer(Layer):
     """The base of layers whose largest weight can be frozen and adapted by LoRA.
 
@@ -184,14 +196,7 @@ class LoraLayer(Layer):
             return
         self.check_no_constraint()
         factors = factors or Factors(self.lora_rank, self.lora_alpha or self.lora_rank)
-        shape, dims_of = getattr(self, self._adapted).shape, self.lora_dims
-        initial = (factors.first_initializer(dims_of), factors.b_initializer)
-        for name, dims, initializer in zip(self.lora_names[1:], dims_of, initial, strict=True):
-            sizes = tuple(factors.rank if dim is None else shape[dim] for dim in dims)
-            regularizer = getattr(self, f"{self._adapted}_regularizer")
-            weight = self.add_weight(sizes, initializer, "float32", regularizer=regularizer, name=name)
-            weight.set_metadata(factor_of=(self._adapted, dims))
-            setattr(self, name, weight)
+        add_factors(self, self._adapted, self.lora_dims, factors, getattr(self, f"{self._adapted}_regularizer"))
 
     def _adapted_value(self) -> jax.Array:
         """Return the weight plus the update, as `call` uses it."""
@@ -247,3 +252,105 @@ class LoraLayer(Layer):
             summary = f"LoRA of layer {self.name!r}: its weight {self._adapted!r} must not have a constraint"
             given = f"{self._adapted}_constraint={constraint!r}, which the sum of weight and factors would not keep"
             raise ModelError(summary, given=given, fix=f"leave out {self._adapted}_constraint")
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptedWeight:
+    """One of several weights of a layer, with the interface of `LoraLayer` for models.
+
+    The layer computes with `lora_update`.
+
+    Attributes:
+        layer: the layer.
+        name: the attribute of the weight.
+        inputs, outputs: its dims of inputs and of outputs; dims in both are of a stack.
+        regularizer, constraint: of the weight.
+    """
+
+    layer: Layer
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    regularizer: Any = None
+    constraint: Any = None
+
+    @property
+    def lora_enabled(self) -> bool:
+        """Whether the weight is adapted."""
+        return self._scale in vars(self.layer)
+
+    @property
+    def lora_scale(self) -> float:
+        """The scaling factor of the product of the factors."""
+        return getattr(self.layer, self._scale)
+
+    @property
+    def lora_names(self) -> tuple[str, str, str]:
+        """The names of the weight and of its two factors."""
+        return self.name, f"lora_{self.name}_a", f"lora_{self.name}_b"
+
+    @property
+    def lora_dims(self) -> Dims:
+        """The dims of the weight that the dims of the factors are."""
+        return factor_dims(getattr(self.layer, self.name).ndim, self.inputs, self.outputs)
+
+    def dims_of_inputs_and_outputs(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the dims of inputs, and of outputs."""
+        return self.inputs, self.outputs
+
+    def adapt(self, factors: Factors) -> None:
+        """Freeze the weight, and create factors; its model must be told."""
+        weight: Variable = getattr(self.layer, self.name)
+        weight.freeze()
+        add_factors(self.layer, self.name, self.lora_dims, factors, self.regularizer)
+        if names := weight.get_metadata().get("dim_names"):
+            for name in self.lora_names[1:]:
+                getattr(self.layer, name).set_metadata(dim_names=(names[0], None, None))
+        setattr(self.layer, self._scale, factors.alpha / factors.rank)
+
+    def remove_factors(self) -> None:
+        """Undo `adapt`, without the update; its model must be told."""
+        for name in (*self.lora_names[1:], self._scale):
+            delattr(self.layer, name)
+        getattr(self.layer, self.name).freeze(False)
+
+    def check_adaptable(self) -> None:
+        """Raise if the weight has a constraint."""
+        if self.constraint is not None:
+            fix = "leave out the constraint, which the sum of weight and factors would not keep"
+            raise ModelError(f"LoRA of {self.name!r}: it must not have a constraint", fix=fix)
+
+    @property
+    def _scale(self) -> str:
+        return f"lora_{self.name}_scale"
+
+
+class AdaptableLayer(Layer):
+    """The base of layers with several weights that LoRA can adapt."""
+
+    def adapted_weights(self) -> list[AdaptedWeight]:
+        """Return the weights."""
+        raise NotImplementedError
+
+
+def lora_update(layer: Layer, name: str, inputs: jax.Array, equation: str) -> jax.Array | None:
+    """Return the update of `einsum(equation, inputs, weight)` by the factors of an `AdaptedWeight`; None without."""
+    if f"lora_{name}_scale" not in vars(layer):
+        return None
+    first, second = (getattr(layer, f"lora_{name}_{end}")[...] for end in "ab")
+    return getattr(layer, f"lora_{name}_scale") * jnp.einsum(equation, jnp.einsum(equation, inputs, first), second)
+
+
+Adapted = LoraLayer | AdaptedWeight
+
+
+def lora_parts(layer: Layer) -> Sequence[Adapted]:
+    """Return what LoRA can adapt of a layer: a `LoraLayer` itself, or several weights."""
+    if isinstance(layer, AdaptableLayer):
+        return layer.adapted_weights()
+    return [layer] if isinstance(layer, LoraLayer) else []
+
+
+def owner_of(part: Adapted) -> Layer:
+    """Return the layer with the factors."""
+    return part if isinstance(part, LoraLayer) else part.layer

@@ -29,19 +29,20 @@ class AdapterMethods(SavingMethods):
         A layer computes `inputs @ kernel + alpha / rank * dropout(inputs) @ A @ B`. The factors A (inputs, rank) and B
         (rank, outputs) are float32, sharded as the dims of the kernel, and become weights of the model; a kernel with
         several dims of inputs or outputs has them in A or B. A stack of kernels has a stack of factors. B is zero at
-        first. The optimizer has slots for the factors alone; a compiled model resets it.
+        first. Experts have factors each. The optimizer has slots for the factors alone; a compiled model has it
+        reset, with a warning if it has taken steps.
 
         In models of `from_nnx` each call adds the update to the kernels: the backward pass computes gradients of
         whole kernels. The factors are below `lora`. Before `merge_lora`, `model.module` computes without the update.
 
         Args:
             rank: the rank of the updates.
-            layers: regular expression, or several, for whole paths of `Dense`, `EinsumDense`, `Embedding` and
-                convolutions, or of their weights. In models of `from_nnx` for paths of parameters, or of modules with
-                a `kernel` or `embedding`.
+            layers: regular expression, or several, for whole paths of `Dense`, `EinsumDense`, `Embedding`,
+                `MixtureOfExperts` and convolutions, or of their weights. In models of `from_nnx` for paths of
+                parameters, or of modules with a `kernel` or `embedding`.
             alpha: scaling factor; the updates are multiplied by `alpha / rank`. By default the rank of each layer.
-            dropout: fraction of the inputs of the factors to drop in training; not for embeddings, and not available in
-                models of `from_nnx`.
+            dropout: fraction of the inputs of the factors to drop in training; not for embeddings, and not available
+                for experts and in models of `from_nnx`.
             rank_pattern: other ranks, by regular expressions for paths as in `layers`; the first that matches counts.
             alpha_pattern: other scaling factors.
 
@@ -92,6 +93,7 @@ class AdapterMethods(SavingMethods):
 
         peft adapts a module as a whole. Of weights that are parts of one module, such as `qkv_proj`, the file has one
         factor A for all, of the sum of their ranks, and B consists of blocks. `load_adapter` finds the parts again.
+        Weights of experts are `target_parameters`, which `transformers` 5 has for pretrained networks.
 
         Args:
             filepath: a folder, which is created in a folder that exists.

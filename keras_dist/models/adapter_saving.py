@@ -13,10 +13,10 @@ import numpy as np
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import ModelError
 from keras_dist.layers import ReversibleEmbedding
-from keras_dist.layers.lora import factor_dims
+from keras_dist.layers.lora import LoraLayer, factor_dims
 from keras_dist.models.adapters import arguments_for, candidates_in, enable, enumerated
 from keras_dist.storage.adapter_files import AdapterFiles, adapter_folder, read_adapter, write_adapter, written_config
-from keras_dist.storage.adapter_modules import Form, Group, Pair, groups_of, misfits, modules_in
+from keras_dist.storage.adapter_modules import Form, Group, Pair, groups_of, misfits, modules_in, nested
 from keras_dist.storage.lora_weights import MergedWeight, merged_weights
 from keras_dist.storage.weight_map import WeightMap
 from keras_dist.training.built_model import BuiltModel
@@ -40,7 +40,8 @@ def save(
         fix = 'model.enable_lora(rank=8, layers=".*/query") first; save_weights saves all weights'
         raise ModelError("save_adapter: the model has no adapters", given=f"model {model.name!r}", fix=fix)
     folder = adapter_folder("save_adapter", filepath)
-    groups, merged = _groups(model, session, weight_map), merged_weights(model, session)
+    everything, merged = _groups(model, session, weight_map), merged_weights(model, session)
+    groups = nested(everything, lambda group: bool(group.forms_in(merged)))
     chosen = [group for group in groups if group.forms_in(merged)]
     scales = {path: _scale(one, adapters.weights) for path, one in merged.items()}
     problems = [*_problems(chosen, groups), *_other_dims(chosen, merged), *_other_scales(chosen, scales)]
@@ -55,9 +56,11 @@ def save(
             rank_here, alpha = scales[group.forms_in(merged)[0].path]
             modules |= dict.fromkeys(group.modules, (rank, alpha * rank / rank_here))
             arrays |= found
-    left = [module for group in groups if group not in chosen for module in group.modules]
+    left = [module for group in everything if not group.forms_in(merged) for module in group.modules]
+    parameters = {module for group in chosen if group.is_parameter for module in group.modules}
     is_transposed = any(form.axis_of_outputs == 1 for group in chosen for form in group.forms)
-    write_adapter(folder, written_config(modules, left, adapters.dropout, is_transposed, **others), arrays, overwrite)
+    config = written_config(modules, left, parameters, adapters.dropout, is_transposed, **others)
+    write_adapter(folder, config, arrays, overwrite)
 
 
 def load(
@@ -65,13 +68,14 @@ def load(
 ) -> None:
     """Set the adapters of a model to those in files; see `Model.load_adapter`."""
     session, adapters = model._with_weights(), model._runtime.adapters
-    folder, groups = adapter_folder("load_adapter", filepath), _groups(model, session, weight_map)
+    folder, everything = adapter_folder("load_adapter", filepath), _groups(model, session, weight_map)
     merged = merged_weights(model, session)
     here = None if adapters is None else {path: _scale(one, adapters.weights) for path, one in merged.items()}
     read: list[tuple[AdapterFiles, dict[str, Pair], Scales]] = []
 
     def look() -> None:
         files = read_adapter(folder)
+        groups = nested(everything, lambda group: any(map(files.has_parameter, group.modules)))
         problems: list[str] = []
         chosen = _in_files(files, groups, here, problems)
         problems += _problems([*chosen], groups)
@@ -88,7 +92,7 @@ def load(
     if adapters is None:
         enable(model, **arguments_for(scales, files.dropout if dropout is None else dropout))
         merged = merged_weights(model, session)
-    forms = {form.path: form for group in groups for form in group.forms}
+    forms = {form.path: form for group in everything for form in group.forms}
     for path, pair in pairs.items():
         for factor, value in zip(merged[path].factors, forms[path].from_file(*pair), strict=True):
             factor.assign(value)
@@ -100,10 +104,10 @@ def _in_files(
     """Return rank and alpha of the groups that files have, or that the model has adapted already."""
     modules = modules_in(files.reader)
     if here is None:
-        known = {module for group in groups for module in group.modules}
+        known = {module for group in groups for module in group.keys}
         problems += [f"unknown module {module}" for module in sorted(modules - known)]
         problems += [] if modules else ["no factors"]
-        chosen = [group for group in groups if not modules.isdisjoint(group.modules)]
+        chosen = [group for group in groups if not modules.isdisjoint(group.keys)]
     else:
         chosen = [group for group in groups if group.forms_in(here)]
     found: dict[Group, tuple[int, float]] = {}
@@ -154,7 +158,7 @@ def _pair(form: Form, merged: Mapping[str, MergedWeight]) -> Pair:
 
 def _scale(one: MergedWeight, weights: Scales) -> tuple[int, float]:
     """Return rank and alpha of a weight, which its layer has alone or with others."""
-    if one.path in weights or one.layer is None:
+    if one.path in weights or not isinstance(one.layer, LoraLayer):
         return weights[one.path]
     rank = one.layer.lora_rank or 1
     return rank, one.layer.lora_alpha or rank
@@ -169,13 +173,14 @@ def _groups(model: AdapterMethods, session: BuiltModel, weight_map: WeightMap | 
     for path, one in candidates.items():
         shape, names = shapes[path], [piece.name for piece in pieces[path]]
         dims = factor_dims(len(shape), *one.dims)
-        count = shape[0] if 0 in dims[0] and 0 in dims[1] else None
+        is_stack = len(shape) > 3 if one.kind == "experts" else 0 in dims[0] and 0 in dims[1]
+        count = shape[0] if is_stack else None
         piece = None if names == [path] else pieces[path][0]
         if piece is None:  # our own path with dots, and the numbers in a stack
             whole = one.names[0].replace("/", ".")
             modules = [whole] if count is None else [f"{whole}.{number}" for number in range(count)]
         else:
-            modules = [name.rpartition(".")[0] for name in names]
+            modules = names if one.kind == "experts" else [name.rpartition(".")[0] for name in names]
         is_tied = isinstance(one.layer, ReversibleEmbedding) and one.layer.tie_weights
         found.append(Form(path, tuple(modules), one.kind, shape, dims, piece, is_tied))
     return groups_of(found)

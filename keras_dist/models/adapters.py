@@ -17,8 +17,8 @@ from flax import nnx
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import argument_error, check_number, check_optional, check_size
 from keras_dist.errors import ModelError, did_you_mean, nearest
-from keras_dist.layers import EinsumDense, Embedding, MixtureOfExperts
-from keras_dist.layers.lora import Factors, LoraLayer
+from keras_dist.layers import EinsumDense, Embedding, Layer, MixtureOfExperts
+from keras_dist.layers.lora import Adapted, Factors, LoraLayer, owner_of
 from keras_dist.models.adoption import change_weights
 from keras_dist.models.runtime import Adapters
 from keras_dist.storage.adapter_files import common_and_others
@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 
 _LISTED = 20
 
-_EXPERTS = (
-    "LoRA does not adapt experts: adapt attention, by layers='.*/(query|key|value|output)'; or train the experts "
-    "whole, without enable_lora, and set `trainable` of other layers to False"
-)
-
 OfDims = tuple[Sequence[int], Sequence[int]]  # the dims of a weight that are dims of inputs, and of outputs
 
 
@@ -51,7 +46,7 @@ class Candidate:
     names: tuple[str, ...]  # paths that patterns match: of the layer, and of its weight
     weight: str = ""  # path of the weight; empty for a layer without one
     reason: str = ""  # why it cannot be adapted; empty if it can
-    layer: LoraLayer | None = None  # the layer; None in a foreign module
+    layer: Adapted | None = None  # the layer, or one of its weights; None in a foreign module
     parts: tree_paths.Parts = ()  # names and indices that lead to the parameter in a foreign module
     dims: OfDims = ((), ())  # dims of inputs and of outputs of the weight; a stack has more dims before
     kind: Kind = "linear"  # of the module in files
@@ -77,14 +72,16 @@ def _layers(session: BuiltModel) -> Iterator[Candidate]:
             kind = "linear" if isinstance(layer, EinsumDense) else kind
             yield Candidate((path, weight), weight, _reason(layer), layer, dims=dims, kind=kind)
         elif isinstance(layer, MixtureOfExperts):
-            names = (path, *(f"{path}/experts_{part}" for part in ("gate", "up", "down")))
-            yield Candidate(names, reason=_EXPERTS)
+            for part in layer.adapted_weights():
+                weight, dims = f"{path}/{part.name}".lstrip("/"), part.dims_of_inputs_and_outputs()
+                kind = "experts" if len(dims[0]) > 1 else "linear"
+                yield Candidate((weight, path), weight, _reason(part), part, dims=dims, kind=kind)
         elif path:
             yield Candidate((path,), reason=f"{type(layer).__name__} has no weight that LoRA adapts")
 
 
-def _reason(layer: LoraLayer) -> str:
-    if not layer.trainable:
+def _reason(layer: Adapted) -> str:
+    if not owner_of(layer).trainable:
         return "its `trainable` is False: leave it True, since enable_lora freezes all weights"
     try:
         layer.check_adaptable()
@@ -142,7 +139,8 @@ def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
         matches = [one for one in candidates if any(map(pattern.fullmatch, one.names))]
         found |= {id(one): one for one in matches}
         if not matches:
-            near = nearest(rule, able)
+            ends = {name.rpartition("/")[2]: name for name in reversed(able)}  # a rule may begin with ".*/"
+            near = nearest(rule, able) or ends.get(nearest(rule.rpartition("/")[2], ends) or "")
             problems.append(f"{rule!r} matches none" + (f"; the nearest path is {near!r}" if near else ""))
     problems += [f"{one.names[0]!r}: {one.reason}" for one in found.values() if one.reason]
     if problems:
@@ -167,6 +165,9 @@ def enable(
     session = model._with_weights()
     _check_free(model, session)
     candidates = chosen(session, layers)
+    if dropout and any(one.kind == "experts" for one in candidates):
+        given, fix = f"dropout={dropout}", "dropout=0, as in peft; or choose other layers"
+        raise ModelError("enable_lora: `dropout` is not available for experts", given=given, fix=fix)
     ranks = _by_rules("rank_pattern", rank_pattern, candidates, check_size, example=4)
     alphas = _by_rules("alpha_pattern", alpha_pattern, candidates, functools.partial(check_number, above=0), example=8)
     sizes = {one.weight: ranks.get(one.weight, rank) for one in candidates}
@@ -181,9 +182,9 @@ def enable(
         frozen: tuple[Variable, ...] = ()
     else:
         frozen = _freezable(session, candidates)
-        adapted = {one.names[0]: one.layer for one in candidates if one.layer is not None}
+        adapted = {one.weight: one.layer for one in candidates if one.layer is not None}
         change = functools.partial(_adapt, adapted.values(), factors.values(), frozen)
-        change_weights(session, {"": session.model, **adapted}, change)
+        change_weights(session, {"": session.model, **_owners(adapted)}, change)
     model._runtime.adapters = Adapters(scales, dropout, frozen)
 
 
@@ -222,7 +223,12 @@ def written(adapters: Adapters | None) -> dict[str, Any] | None:
     return None if adapters is None else arguments_for(adapters.weights, adapters.dropout)
 
 
-def _adapt(layers: Iterable[LoraLayer], factors: Iterable[Factors], frozen: Iterable[Variable]) -> None:
+def _owners(adapted: Mapping[str, Adapted]) -> dict[str, Layer]:
+    """Return the layers with factors by path, given what is adapted by the paths of weights."""
+    return {path.rpartition("/")[0]: owner_of(layer) for path, layer in adapted.items()}
+
+
+def _adapt(layers: Iterable[Adapted], factors: Iterable[Factors], frozen: Iterable[Variable]) -> None:
     for variable in frozen:
         variable.freeze()
     for layer, one in zip(layers, factors, strict=True):
@@ -266,7 +272,7 @@ def merge(model: AdapterMethods) -> None:
     with session.cell.lock:
         for one in merged.values():
             one.merge(session.cell)
-    layers = {one.path.rpartition("/")[0]: one.layer for one in merged.values() if one.layer is not None}
+    layers = {one.path: one.layer for one in merged.values() if one.layer is not None}
 
     def remove() -> None:
         for layer in layers.values():
@@ -277,5 +283,5 @@ def merge(model: AdapterMethods) -> None:
     change: Callable[[], None] = remove if layers else functools.partial(remove_factors, session.model)
     source = model._runtime.source
     trainable = None if source is None else source.trainable
-    change_weights(session, {"": session.model, **layers}, change, trainable)
+    change_weights(session, {"": session.model, **_owners(layers)}, change, trainable)
     model._runtime.adapters = None

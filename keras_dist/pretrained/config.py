@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from keras_dist.errors import ConfigError, shorten
+from keras_dist.pretrained.config_values import as_floats, wrong_values
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 """Activations by their names in `config.json`: `gelu` is exact, `gelu_new` and `gelu_pytorch_tanh` use tanh."""
@@ -83,7 +84,8 @@ class Rotary:
         for name in ("short_factor", "long_factor"):
             given = getattr(self, name)
             if given is not None and len(given) != pairs:
-                yield f"{name} must have {pairs} numbers, one for each rotated pair, not {len(given)}"
+                of = f"one for each rotated pair of head_dim={head_dim}"
+                yield f"{name} must have {pairs} numbers, {of}, not {len(given)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +144,8 @@ class AttentionConfig:
         return self.window if slides else None, None if layer in self.layers_without_rotary else rotary
 
     def problems(self) -> Iterator[str]:
+        if self.soft_cap == 0:
+            yield "soft_cap=0 must be positive"
         if self.num_heads % self.num_kv_heads:
             yield f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
         if self.qk_norm not in QK_NORMS:
@@ -261,13 +265,19 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         """Check all options; one error lists all problems."""
-        found: list[str] = []
-        for group in filter(None, (self, self.attention, self.feed_forward, self.norm, self.experts)):
-            found += list(wrong_values(group)) or group.problems()  # which compare numbers
+        found: list[tuple[str, str]] = []
+        for name in ("", "attention", "feed_forward", "norm", "experts"):
+            group = getattr(self, name) if name else self
+            if group is not None:
+                problems = list(wrong_values(group)) or group.problems()  # which compare numbers
+                found += [(f"{name}.".lstrip("."), problem) for problem in problems]
         if found:
-            parts = {"given": "; ".join(found), "fix": "correct them in config.json, or in the arguments"}
-            summary = f"the config of a {self.family!r} network is not valid"
-            raise ConfigError(summary, problems=tuple(found), **parts)
+            given = "; ".join(problem for _, problem in found)
+            summary, fix = (
+                f"the config of a {self.family!r} network is not valid",
+                "correct them in config.json, or in ",
+            )
+            raise ConfigError(summary, problems=tuple(found), given=given, fix=f"{fix}the arguments")
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has experts."""
@@ -312,6 +322,11 @@ class DecoderConfig(NetworkConfig):
     tied_head: bool = False
     logit_soft_cap: float | None = None
 
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.logit_soft_cap == 0:
+            yield "logit_soft_cap=0 must be positive"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderConfig(NetworkConfig):
@@ -351,27 +366,10 @@ def _listed(names: Sequence[str | None]) -> str:
     return ", ".join(map(repr, names))
 
 
-_MAY_BE_ZERO = ("num_types", "truncate")
-
-
-def wrong_values(group: Any) -> Iterator[str]:
-    """Yield the fields of a group of options whose values have the wrong type or size."""
-    for field in dataclasses.fields(group):
-        value, kind = getattr(group, field.name), str(field.type)
-        if value is None and "None" in kind:
-            continue
-        least = 0 if field.name in _MAY_BE_ZERO else 1
-        if kind.startswith("int"):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                yield f"{field.name}={shorten(value)} must be a positive integer"
-        elif kind.startswith("float"):
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-                yield f"{field.name}={shorten(value)} must be a number, and not negative"
-        elif kind.startswith("tuple"):
-            if not isinstance(value, tuple) or not all(isinstance(each, int | float) for each in value):
-                yield f"{field.name}={shorten(value)} must be numbers"
-        elif kind.startswith("bool") and not isinstance(value, bool):
-            yield f"{field.name}={shorten(value)} must be true or false"
+def field_of(kind: Any, name: str) -> dataclasses.Field[Any]:
+    """Return a field of a config, such as `"attention.num_heads"`."""
+    group, _, option = name.rpartition(".")
+    return next(field for field in dataclasses.fields(_GROUPS[group] if group else kind) if field.name == option)
 
 
 _GROUPS = {
@@ -404,4 +402,4 @@ def _made(cls: Any, config: Mapping[str, Any]) -> Any:
         if isinstance(values[name], Mapping):
             values[name] = _made(_GROUPS[name], values[name])
     required = [field.name for field in dataclasses.fields(cls) if field.default is field.default_factory]
-    return cls(**{name: None for name in required if name not in _GROUPS} | values)
+    return cls(**{name: None for name in required if name not in _GROUPS} | as_floats(cls, values))

@@ -140,7 +140,7 @@ class Decoder(Model):
         return super()._with_weights(*args, **kwargs)
 
     def _map_of_base(self) -> WeightMap:
-        return weight_map(self)
+        return weight_map(self, joins_experts=True)  # as modules of transformers have them
 
     def _embedded(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         hidden = self._members["embedding"](tokens)

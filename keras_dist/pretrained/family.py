@@ -11,9 +11,11 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
+from keras_dist._support.arguments import LARGEST_SIZE, is_int, is_number
 from keras_dist._support.located_warnings import warn
 from keras_dist.errors import ConfigError, cause, shorten, unknown_name_error
-from keras_dist.pretrained.config import DecoderConfig, NetworkConfig, Rotary
+from keras_dist.pretrained.config import DecoderConfig, NetworkConfig, Rotary, field_of
+from keras_dist.pretrained.config_values import wrong_value
 
 _HARMLESS = """
 _name_or_path architectures attention_dropout attention_probs_dropout_prob auto_map bos_token_id cache_implementation
@@ -37,6 +39,32 @@ Document = Mapping[str, Any]
 """The content of a `config.json`."""
 
 Kind = TypeVar("Kind", bound="type[Family]")
+
+_Check = Callable[[Any], bool]
+
+
+def _all_are(kind: type) -> _Check:
+    return lambda value: isinstance(value, list) and all(isinstance(each, kind) for each in value)
+
+
+_ENTRIES: tuple[tuple[tuple[str, ...], _Check, str], ...] = (
+    (("rope_parameters", "rope_scaling"), lambda value: isinstance(value, Mapping), "a dict"),
+    (("architectures", "layer_types"), _all_are(str), "a list of names"),
+    (("no_rope_layers",), _all_are(int), "a list of integers"),
+    (
+        ("partial_rotary_factor", "query_pre_attn_scalar", "rope_local_base_freq", "rope_theta"),
+        lambda value: is_number(value) and 0 < value < 1e38,
+        "a positive number",
+    ),
+    (
+        ("image_size", "no_rope_layer_interval", "pooler_output_size", "sliding_window_pattern"),
+        lambda value: is_int(value, 1, LARGEST_SIZE),
+        "a positive integer",
+    ),
+    (("max_window_layers",), lambda value: is_int(value, 0, LARGEST_SIZE), "a number of layers"),
+    (("use_sliding_window",), lambda value: isinstance(value, bool), "true or false"),
+)
+"""Entries that `options` of the families read: their names, and what they must be."""
 
 _MOST_LAYERS = 10_000
 """Most layers of a network in a file: each is an object."""
@@ -113,12 +141,16 @@ class Family:
         if isinstance(count := document.get(layers), int) and count > _MOST_LAYERS:
             summary = f"the config.json of a {self.model_type!r} network is damaged, or forged"
             raise ConfigError(summary, given=f"{layers}={shorten(count)}", expected=f"at most {_MOST_LAYERS} layers")
+        wrong = dict(self._wrong_entries(document))
         missing = [key for key in self.keys if key not in self.defaults and document.get(key) is None]
         problems = [f"missing: {', '.join(missing)}"] if missing else []
-        problems += self._unsupported(document)
+        problems += [*self._unsupported(document), *wrong.values()]
+        missing += wrong.keys() - self.defaults.keys()
         extra = {key: value for key, value in document.items() if key not in (*self.keys, *self.handled)}
-        document = {**self.defaults, **document}
-        fields = {field: document.get(key) for key, field in self.keys.items()} | dict(self.fixed)
+        given = {key: value for key, value in document.items() if key not in wrong}
+        fields: dict[str, Any] = {field: self.defaults.get(key) for key, field in self.keys.items()}
+        fields |= {field: given[key] for key, field in self.keys.items() if key in given} | dict(self.fixed)
+        document = {**self.defaults, **given}
         for read in (self.positions, self.options):
             try:
                 fields |= read(document)
@@ -130,7 +162,7 @@ class Family:
         try:
             found = self.kind.from_config({"family": self.model_type, "extra": extra, **fields})
         except ConfigError as error:
-            problems += self._of_entries(document, error.problems, missing, bool(problems))
+            problems += self._of_entries(given, error.problems, missing, bool(problems))
         if problems:
             summary = f"the config.json of a {self.model_type!r} network cannot be used"
             fix = "load it with transformers, or correct config.json"
@@ -154,20 +186,29 @@ class Family:
             raise ConfigError(summary, given=", ".join(lost), fix=fix)
         return document
 
+    def _wrong_entries(self, document: Document) -> Iterator[tuple[str, str]]:
+        """Yield entries whose value has the wrong type or size, with the problem."""
+        known = {"architectures", *self.keys, *self.handled, *self.defaults} - self.only.keys()
+        for key, value in document.items():
+            if key in known and (value is not None or self.defaults.get(key) is not None):
+                field = self.keys.get(key)
+                wrong = [f"must be {text}" for keys, is_valid, text in _ENTRIES if key in keys and not is_valid(value)]
+                wrong += [] if field is None else filter(None, [wrong_value(field_of(self.kind, field), value)])
+                yield from ((key, f"{key}={shorten(value)} {problem}") for problem in wrong[:1])
+
     def _of_entries(
-        self, document: Document, problems: Sequence[str], missing: Sequence[str], follows: bool
+        self, given: Document, problems: Sequence[tuple[str, str]], missing: Sequence[str], follows: bool
     ) -> Iterator[str]:
         """Yield problems of fields under the names of the entries, without fields that `options` could not set."""
         names: dict[str, str] = {}
-        for key, field in self.keys.items():  # two groups may have a field of the same name
-            name = field.rpartition(".")[2]
-            is_given = any(problem.startswith(f"{name}={shorten(document.get(key))} ") for problem in problems)
-            names[name] = key if is_given else names.get(name, key)
-        for problem in problems:
+        for key, field in self.keys.items():
+            names[field] = names[field] if field in names and given.get(key) is None else key
+        for group, problem in problems:
             name, _, value = problem.partition("=")
-            if value.startswith("None ") and (names[name] in missing if name in names else follows):
+            field = f"{group}{name}"
+            if value.startswith("None ") and (names[field] in missing if field in names else follows):
                 continue
-            yield re.sub(r"\w+(?==)", lambda match: names.get(match[0], match[0]), problem)
+            yield re.sub(r"\w+(?==)", lambda match: names.get(f"{group}{match[0]}", match[0]), problem)  # noqa: B023
 
     def _unsupported(self, document: Document) -> Iterator[str]:
         for key, supported in {**self.only, "quantization_config": (None,)}.items():

@@ -77,8 +77,9 @@ def generate(
         prompts: tokens of each prompt: lists or arrays of integers, or `bytes`, of any lengths of at least 1.
         max_new_tokens: largest number of new tokens.
         temperature: 0 for the likeliest token each time; else logits are divided by it, and tokens are drawn.
-        top_k: draw among this many likeliest tokens only.
-        top_p: draw among the likeliest tokens whose probabilities sum to this, between 0 and 1.
+        top_k: draw among this many likeliest tokens only; needs a temperature.
+        top_p: draw among the likeliest tokens whose probabilities sum to this, between 0 and 1;
+            needs a temperature.
         stop_tokens: a row ends after one of these.
         seed: seed of the draws. Row i of any call with this seed draws the same numbers.
 
@@ -187,6 +188,10 @@ def _checked_sampling(temperature: Any, top_k: Any, top_p: Any) -> tuple[_Sampli
     temperature = check_number("temperature", temperature, 0, example=0.8)
     top_k = check_optional(check_int, "top_k", top_k, 1, example=50)
     top_p = check_optional(check_number, "top_p", top_p, above=0, high=1, example=0.9)
+    drawn = [f"{name}={value}" for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None]
+    if drawn and not temperature:
+        given, fix = f"{', '.join(drawn)}, temperature=0", "temperature=1.0 draws; or leave them out"
+        raise ModelError("generate: `top_k` and `top_p` need a temperature above 0", given=given, fix=fix)
     factors = np.float32(max(temperature, _LEAST)), np.float32(1 if top_p is None else top_p)
     return (_Sampling(False, top_k, top_p is not None) if temperature else _Sampling(True, None, False)), factors
 

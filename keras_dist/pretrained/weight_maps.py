@@ -12,14 +12,16 @@ from keras_dist.pretrained.family import family_named
 from keras_dist.storage.weight_map import Joined, WeightMap
 
 
-def weight_map(model: Any, ignore: Sequence[str] = (), names_in_file: Iterable[str] | None = None) -> WeightMap:
+def weight_map(
+    model: Any, ignore: Sequence[str] = (), names_in_file: Iterable[str] | None = None, *, joins_experts: bool = False
+) -> WeightMap:
     """Return the names and forms of a network's weights in files of `transformers`, by default in new files."""
     family = family_named(model.config.family)
     paths = [weight.path for weight in model.weights]
     tied = isinstance(model.config, DecoderConfig) and model.config.tied_head
     has_prefix = family.has_prefix(model.config)
     names_in_file = names_in_file if names_in_file is None else set(names_in_file)
-    names, transform = family.tables(names_in_file or ())
+    names, transform = family.tables((".experts.gate_up_proj",) if joins_experts else names_in_file or ())
     if family.prefix and names_in_file is not None:
         has_prefix = any(name.startswith(family.prefix) for name in names_in_file)
 

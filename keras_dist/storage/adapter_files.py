@@ -12,7 +12,7 @@ import math
 import pathlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "lora_bias": (None, False),
     "alora_invocation_tokens": (None, []),
     "layer_replication": (None, []),
-    "target_parameters": (None, []),
     "modules_to_save": (None, []),
     "trainable_token_indices": (None, []),
     "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
@@ -70,6 +69,10 @@ class AdapterFiles:
         rank = self._of_module(module, "rank_pattern", "r")
         alpha = self._of_module(module, "alpha_pattern", "lora_alpha")
         return rank, alpha * math.sqrt(rank) if self._config.get("use_rslora") else alpha
+
+    def has_parameter(self, name: str) -> bool:
+        """Return whether a parameter of torch, such as the weights of experts, is adapted."""
+        return any(f".{name}".endswith(f".{target}") for target in self._config.get("target_parameters") or ())
 
     def _of_module(self, module: str, patterns: str, default: str) -> Any:
         matching = self._patterns[patterns].matching(module)
@@ -103,12 +106,25 @@ def adapter_folder(caller: str, filepath: Any) -> pathlib.Path:
 
 
 def written_config(
-    scales: Mapping[str, tuple[int, float]], others: Iterable[str], dropout: float, fan_in_fan_out: bool, **more: Any
+    scales: Mapping[str, tuple[int, float]],
+    others: Collection[str],
+    parameters: Collection[str],
+    dropout: float,
+    fan_in_fan_out: bool,
+    **more: Any,
 ) -> dict[str, Any]:
-    """Return the content of `adapter_config.json`, for ranks and alphas of adapted modules, and for other modules."""
-    left = {module.rpartition(".")[2] for module in others}
-    names = dict.fromkeys(module.rpartition(".")[2] for module in scales)
-    targets = sorted(scales if left & names.keys() or any(map(str.isdigit, names)) else names)
+    """Return the content of `adapter_config.json`, for ranks and alphas of adapted modules, and for other modules.
+
+    Args:
+        scales: ranks and alphas of modules, and of parameters.
+        others: modules and parameters without factors.
+        parameters: the parameters among `scales`.
+        dropout: fraction of inputs.
+        fan_in_fan_out: whether weights are (inputs, outputs).
+        **more: further entries.
+    """
+    targets = {"target_modules": _targets([module for module in scales if module not in parameters], others, 1)}
+    targets |= {"target_parameters": _targets(parameters, others, 2)} if parameters else {}
     ranks = {module: rank for module, (rank, _) in scales.items()}
     alphas = {module: int(alpha) if float(alpha).is_integer() else alpha for module, (_, alpha) in scales.items()}
     (rank, rank_pattern), (alpha, alpha_pattern) = map(common_and_others, (ranks, alphas))
@@ -120,11 +136,21 @@ def written_config(
         "rank_pattern": _shortened(rank_pattern, ranks),
         "alpha_pattern": _shortened(alpha_pattern, alphas),
         "lora_dropout": dropout,
-        "target_modules": targets,
+        **targets,
         "bias": "none",
         "fan_in_fan_out": fan_in_fan_out,
         "inference_mode": True,
     }
+
+
+def _targets(modules: Collection[str], others: Iterable[str], count: int) -> list[str]:
+    """Return the last `count` parts of names, or the names if these are ambiguous."""
+
+    def end(module: str) -> str:
+        return ".".join(module.split(".")[-count:])
+
+    names = dict.fromkeys(map(end, modules))
+    return sorted(modules if {*map(end, others)} & names.keys() or any(map(str.isdigit, names)) else names)
 
 
 def common_and_others(values: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -180,6 +206,9 @@ def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
     dropout = config.get("lora_dropout", 0.0)
     if not is_number(dropout) or not 0 <= dropout < 1:
         yield f"lora_dropout={shorten(dropout)} is not a fraction below 1"
+    targets = config.get("target_parameters") or []
+    if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
+        yield f"target_parameters={shorten(targets)} is not a list of names"
     for (name, kind), (default, is_valid) in zip(_PATTERNS.items(), _CHECKS.items(), strict=True):
         values, one = config.get(name) or {}, config.get(default)
         if not is_valid(one):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist.layers import Layer
-from keras_dist.layers.lora import Dims, LoraLayer, product
+from keras_dist.layers.lora import Adapted, Dims, lora_parts, owner_of, product
 from keras_dist.training.adapters import factors_in
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.naming import layers_below
@@ -28,7 +28,7 @@ class MergedWeight:
     factors: tuple[Any, Any]  # the two factors
     dims: Dims  # for each dim of the factors the dim of the weight; None for the rank
     scale: float  # factor of the product
-    layer: LoraLayer | None = None  # the layer of the weight; None in a foreign module
+    layer: Adapted | None = None  # the layer of the weight, or one of its weights; None in a foreign module
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,11 +73,10 @@ def _merged(
 def merged_weights(model: Layer, session: BuiltModel) -> dict[str, MergedWeight]:
     """The weights of a model that LoRA adapts, by the paths of the frozen ones."""
     found: list[MergedWeight] = []
-    for _, layer in layers_below(model):
-        if isinstance(layer, LoraLayer) and layer.lora_enabled:
-            weight, *factors = (getattr(layer, name) for name in layer.lora_names)
-            given = (factors[0], factors[1]), layer.lora_dims, layer.lora_scale, layer
-            found.append(MergedWeight(session.path_of(weight), weight, *given))
+    for part in (part for _, layer in layers_below(model) for part in lora_parts(layer) if part.lora_enabled):
+        weight, *factors = (getattr(owner_of(part), name) for name in part.lora_names)
+        given = (factors[0], factors[1]), part.lora_dims, part.lora_scale, part
+        found.append(MergedWeight(session.path_of(weight), weight, *given))
     for one in factors_in(session.model):
         first, second = map(session.variable, one.factor_paths())
         path = session.cell.row(one.path).path

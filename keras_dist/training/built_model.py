@@ -148,6 +148,8 @@ class BuiltModel(BuiltModule):
     def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:
         """Replace the layers' weights by changed ones, given their graph and plan; recompile a compiled model."""
         choices = self.choices
+        if len(graph.specs) > len(self.cell.graph.specs):  # a merge of adapters ends a training
+            self._warn_of_reset()
         self.release_optimizers()
         self.choices = None
         if self.trainability is not None:
@@ -162,6 +164,16 @@ class BuiltModel(BuiltModule):
         self._settle(self.distribution)
         if choices is not None:
             self.compile(choices)
+
+    def _warn_of_reset(self) -> None:
+        """Warn of optimizers that have taken steps, and lose their state."""
+        for optimizer in self.optimizers.values():
+            if count := _steps_of(optimizer.transformation.slots_in(self.cell), self.cell.state.step):
+                warn(
+                    f"the optimizer {optimizer.transformation.name!r} starts again without its state after {count} "
+                    "steps, because weights were added to the model: do this before `fit`, or continue a "
+                    f"schedule of its learning rate by `optimizer.iterations.assign({count})`"
+                )
 
     def settle_layers(self) -> None:
         """Set path and owners of the variables, unless another model has them; store their order."""

@@ -188,3 +188,11 @@ def test_names_of_strategies_are_strings_that_no_other_class_has() -> None:
     with pytest.raises(ConfigError, match="`name` must be a string that is not empty"):
         register_strategy(3)  # type: ignore[arg-type]
     assert register_strategy("data_parallel")(kd.DataParallel) is kd.DataParallel  # as a reloaded module does
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "right"), [(kd.FullySharded, "layout_map", "rules"), (kd.ModelParallel, "rules", "layout_map")]
+)
+def test_an_unknown_argument_names_the_right_one(mesh: kd.DeviceMesh, make: Any, name: str, right: str) -> None:
+    with pytest.raises(TypeError, match=rf"`{make.__name__}` has no argument '{name}' \(did you mean '{right}'\?\)"):
+        make(mesh, **{name: {}})

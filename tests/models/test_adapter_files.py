@@ -304,7 +304,7 @@ def test_one_error_lists_options_that_are_not_supported(folder, tmp_path):
         assert one in text, one
     kinds = {"alora_invocation_tokens": [5], "layer_replication": [[0, 2]], "use_qalora": True, "lora_bias": True}
     with pytest.raises(ModelError) as caught:
-        made().load_adapter(changed(folder, tmp_path, **kinds, target_parameters=["x"]))
+        made().load_adapter(changed(folder, tmp_path, **kinds, target_parameters=[5]))
     assert all(name in str(caught.value) for name in (*kinds, "target_parameters"))
     with pytest.raises(ModelError, match="peft_type='IA3' is not 'LORA'"):
         made().load_adapter(changed(folder, tmp_path, peft_type="IA3"))

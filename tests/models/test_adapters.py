@@ -154,7 +154,8 @@ def test_a_merged_model_is_the_adapted_one_and_trains_as_before(distribution):
     before = model.get_weights()
     model.fit(X, Y, batch_size=8, verbose=0)
     assert all(np.abs(weight.numpy() - value).max() > 0 for weight, value in zip(model.weights, before, strict=True))
-    model.enable_lora(3, "head")
+    with pytest.warns(UserWarning, match="starts again"):
+        model.enable_lora(3, "head")
     assert len(model.trainable_weights) == 2
     with pytest.raises(ModelError, match="has adapters already"):
         model.enable_lora(3, "query")
@@ -277,7 +278,8 @@ def test_all_layers_are_adapted_or_none():
     assert (model.weights, model.trainable_weights) == (weights, trained)
     assert model.get_layer("query").lora_rank is None
     model.fit(X, Y, batch_size=8, verbose=0)
-    model.enable_lora(4, "query|head")
+    with pytest.warns(UserWarning, match="starts again"):
+        model.enable_lora(4, "query|head")
     assert len(model.trainable_weights) == 4
     kd.Model(model.inputs, model.outputs)
     with pytest.raises(ModelError, match="cannot change the weights of the model now"):
@@ -329,3 +331,14 @@ def test_a_training_of_adapters_resumes_bit_for_bit(tmp_path):
         fit(StopAt())
     for value, wanted in zip(fit(kd.callbacks.Callback()), expected, strict=True):
         np.testing.assert_array_equal(value, wanted)
+
+
+def test_a_reset_of_a_trained_optimizer_is_a_warning_that_names_the_way_out():
+    model = made()
+    model.compile("adam", "mse")
+    model.fit(X, Y, batch_size=8, verbose=0)
+    with pytest.warns(UserWarning, match=r"'adam' starts again .* after 2 steps.*iterations\.assign\(2\)"):
+        model.enable_lora(RANK, "query")
+    model.optimizer.iterations.assign(2)
+    model.fit(X, Y, batch_size=8, verbose=0)
+    assert int(model.optimizer.iterations) == 4

@@ -155,6 +155,12 @@ def test_parts_of_a_module_have_one_scale(tmp_path):
         model.save_adapter(tmp_path / "a")
 
 
+def test_a_pattern_with_a_typo_names_the_nearest_path():
+    other = kd.pretrained.describe(FOLDER / "llama")
+    with pytest.raises(ModelError, match=r"'\.\*/querry' matches none; the nearest path is 'layers/0/attention/query'"):
+        other.enable_lora(2, ".*/querry")
+
+
 def test_a_stack_has_one_rank(stacked, tmp_path):
     other = loaded("one device", "llama")
     other.enable_lora(3, ".*/query", rank_pattern={"layers/1/.*": 2})

@@ -228,6 +228,7 @@ def test_modules_that_break_the_protocol(module, said):
         ({"temperature": -1.0}, "`temperature` must be"),
         ({"top_k": 0}, "`top_k`"),
         ({"top_p": 1.5}, "`top_p` must be"),
+        ({"top_k": 5}, "need a temperature above 0"),
         ({"stop_tokens": "end"}, "`stop_tokens` must be"),
         ({"stop_tokens": [2**40]}, "`stop_tokens` must be"),
         ({"seed": -1}, "`seed`"),

@@ -25,7 +25,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import may_use_kernels, note_kernel, traced_distribution
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.layers.input_spec import InputSpec
-from keras_dist.layers.layer import Layer
+from keras_dist.layers.lora import AdaptableLayer, AdaptedWeight, lora_update
 from keras_dist.layers.stacked_layers import each_slice
 from keras_dist.layers.weight_arguments import Identifier, LayerArguments, Layout
 from keras_dist.variables.variable import Variable
@@ -66,7 +66,7 @@ class _Routes(NamedTuple):
     logits: jax.Array
 
 
-class MixtureOfExperts(Layer):
+class MixtureOfExperts(AdaptableLayer):
     """Sum of the `top_k` experts of each token, weighted by a router, and of shared experts.
 
     An expert is `(activation(x @ gate) * (x @ up)) @ down`, or `activation(x @ up) @ down` without a gate. The router's
@@ -248,10 +248,21 @@ class MixtureOfExperts(Layer):
 
     def _network(self, name: str, x: jax.Array, equation: str) -> jax.Array:
         """Return the outputs of the experts, or of the shared ones."""
-        kernels = {part: getattr(self, f"{name}_{part}")[...] for part in ("gate", "up", "down")[not self.gated :]}
-        hidden = [jnp.einsum(equation, x, kernels[part]) for part in kernels if part != "down"]
+        hidden = [self._product(f"{name}_{part}", x, equation) for part in ("gate", "up")[not self.gated :]]
         hidden[0] = hidden[0] if self.activation is None else self.activation(hidden[0])
-        return jnp.einsum(equation, math.prod(hidden[1:], start=hidden[0]), kernels["down"])
+        return self._product(f"{name}_down", math.prod(hidden[1:], start=hidden[0]), equation)
+
+    def _product(self, name: str, x: jax.Array, equation: str) -> jax.Array:
+        """Return the product with a weight, and with its factors of LoRA."""
+        outputs, update = jnp.einsum(equation, x, getattr(self, name)[...]), lora_update(self, name, x, equation)
+        return outputs if update is None else outputs + update.astype(outputs.dtype)
+
+    def adapted_weights(self) -> list[AdaptedWeight]:
+        dims = {"experts": ((0, 1), (0, 2)), "shared": ((0,), (1,))}
+        parts = ("gate", "up", "down")[not self.gated :]
+        names = [(f"{group}_{part}", of) for group, of in dims.items() for part in parts]
+        options = {"regularizer": self.kernel_regularizer, "constraint": self.kernel_constraint}
+        return [AdaptedWeight(self, name, *of, **options) for name, of in names if hasattr(self, name)]
 
     def _constraints(self, rows: int, tokens: int, capacity: int) -> tuple[_Constraint, _Constraint, _Constraint]:
         """Return constraints of arrays (rows, ...) by row, and of slots (rows, experts, ...) by row and by expert.

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from keras_dist._support.arguments import is_int
 from keras_dist.errors import shorten
 from keras_dist.interop import Joined, Linear, Permute
+from keras_dist.pretrained.config import NetworkConfig
 from keras_dist.pretrained.families.decoder_family import DecoderFamily
 from keras_dist.pretrained.family import Document
 
@@ -30,8 +31,9 @@ class ExpertsFamily(DecoderFamily):
         **DecoderFamily.keys,
         "num_experts_per_tok": "experts.top_k",
         "router_aux_loss_coef": "experts.load_balancing",
+        **dict.fromkeys(reversed(NUMBER), "experts.num_experts"),
     }
-    defaults: ClassVar = {**DecoderFamily.defaults, "router_aux_loss_coef": 0.001}
+    defaults: ClassVar = {**DecoderFamily.defaults, "router_aux_loss_coef": 0.001, NUMBER[1]: None}
     harmless: ClassVar = ("output_router_logits",)
     transform: ClassVar = {**DecoderFamily.transform, ".*/(experts_(gate|up|down)|router)": Linear()}
     joined_names: ClassVar[Mapping[Any, Any]] = {
@@ -39,11 +41,10 @@ class ExpertsFamily(DecoderFamily):
         f"{_EXPERTS}_down": f"{_LAYER}.experts.down_proj",
         "layers/{}/feed_forward/router": f"{_LAYER}.gate.weight",
     }
-    joined_transform: ClassVar[Mapping[str, Any]] = {
-        **DecoderFamily.transform,
-        ".*/experts_(gate|up|down)": Permute(0, 2, 1),
-        ".*/router": Linear(),
-    }
+    joined_transform: ClassVar = {**DecoderFamily.transform, ".*/experts_.*": Permute(0, 2, 1), ".*/router": Linear()}
+
+    def read(self, document: Document) -> NetworkConfig:
+        return super().read({key: value for key, value in document.items() if key not in NUMBER or value is not None})
 
     def tables(self, names_in_file: Collection[str]) -> tuple[Mapping[Any, Any], Mapping[str, Any]]:
         if not any(name.endswith(".experts.gate_up_proj") for name in names_in_file):

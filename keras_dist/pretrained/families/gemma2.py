@@ -26,6 +26,7 @@ class Gemma2(DecoderFamily):
         "attn_logit_softcapping": "attention.soft_cap",
         "final_logit_softcapping": "logit_soft_cap",
         "attention_bias": "attention.use_bias",
+        "sliding_window": "attention.window",
     }
     defaults: ClassVar = {
         **DecoderFamily.defaults,
@@ -41,7 +42,7 @@ class Gemma2(DecoderFamily):
     }
     fixed: ClassVar = {"norm.adds_one": True, "norm.placement": "both"}
     only: ClassVar = {"use_bidirectional_attention": (False, None)}
-    handled: ClassVar = (*DecoderFamily.handled, "query_pre_attn_scalar", "sliding_window", "layer_types")
+    handled: ClassVar = (*DecoderFamily.handled, "query_pre_attn_scalar", "layer_types")
     harmless: ClassVar = ("hidden_act", "_sliding_window_pattern")
     names: ClassVar = {
         **DecoderFamily.names,
@@ -57,12 +58,11 @@ class Gemma2(DecoderFamily):
             **super().options(document),
             "attention.use_output_bias": document["attention_bias"],
             "attention.scale": document["query_pre_attn_scalar"] ** -0.5,
-            "attention.window": document["sliding_window"],
             "attention.sliding_layers": sliding,
             "embedding_scale": math.sqrt(document["hidden_size"]),
         }
 
     def entries(self, config: DecoderConfig) -> dict[str, Any]:
         scalar = round(config.attention.score_scale**-2)
-        window = {"sliding_window": config.attention.window, "layer_types": written_layer_types(config)}
-        return {**super().entries(config), "query_pre_attn_scalar": scalar, **window}
+        types = written_layer_types(config)
+        return {**super().entries(config), "query_pre_attn_scalar": scalar, "layer_types": types}

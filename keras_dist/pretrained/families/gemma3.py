@@ -20,9 +20,9 @@ class Gemma3Text(Gemma2):
     """
 
     architecture = "Gemma3ForCausalLM"
+    keys: ClassVar = {key: field for key, field in Gemma2.keys.items() if key != "attn_logit_softcapping"}
     defaults: ClassVar = {
         **Gemma2.defaults,
-        "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
         "max_position_embeddings": 131072,
         "sliding_window_pattern": 6,
@@ -30,6 +30,7 @@ class Gemma3Text(Gemma2):
         "rope_local_base_freq": 10_000.0,
     }
     fixed: ClassVar = {**Gemma2.fixed, "attention.qk_norm": "head"}
+    only: ClassVar = {**Gemma2.only, "attn_logit_softcapping": (None,)}  # ignored by transformers
     handled: ClassVar = (*Gemma2.handled, "rope_local_base_freq")
 
     def positions(self, document: Document) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from keras_dist.pretrained.config import DecoderConfig
 from keras_dist.pretrained.families.decoder_family import DecoderFamily
-from keras_dist.pretrained.family import Document, register_family
+from keras_dist.pretrained.family import register_family
 
 
 @register_family("mistral")
@@ -17,11 +16,5 @@ class Mistral(DecoderFamily):
     """
 
     architecture = "MistralForCausalLM"
+    keys: ClassVar = {**DecoderFamily.keys, "sliding_window": "attention.window"}
     defaults: ClassVar = {**DecoderFamily.defaults, "sliding_window": 4096}
-    handled: ClassVar = (*DecoderFamily.handled, "sliding_window")
-
-    def options(self, document: Document) -> dict[str, Any]:
-        return {**super().options(document), "attention.window": document["sliding_window"]}
-
-    def entries(self, config: DecoderConfig) -> dict[str, Any]:
-        return {**super().entries(config), "sliding_window": config.attention.window}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from keras_dist.pretrained.config import DecoderConfig, NetworkConfig
 from keras_dist.pretrained.families.experts_family import ExpertsFamily
-from keras_dist.pretrained.family import Document, register_family
+from keras_dist.pretrained.family import register_family
 
 _LAYER, _EXPERTS = "model.layers.{}.block_sparse_moe", "layers/{}/feed_forward"
 
@@ -19,7 +18,7 @@ class Mixtral(ExpertsFamily):
     """
 
     architecture = "MixtralForCausalLM"
-    keys: ClassVar = {**ExpertsFamily.keys, "num_local_experts": "experts.num_experts"}
+    keys: ClassVar = {**ExpertsFamily.keys, "sliding_window": "attention.window"}
     defaults: ClassVar = {
         **ExpertsFamily.defaults,
         "num_key_value_heads": 8,
@@ -31,7 +30,6 @@ class Mixtral(ExpertsFamily):
         "num_local_experts": 8,
     }
     only: ClassVar = {"router_jitter_noise": (0.0,)}
-    handled: ClassVar = (*ExpertsFamily.handled, "sliding_window", "num_experts")
     names: ClassVar = {
         **{path: name for path, name in ExpertsFamily.names.items() if "feed_forward/" not in path},
         f"{_EXPERTS}/experts_gate": f"{_LAYER}.experts.{{}}.w1.weight",
@@ -39,13 +37,3 @@ class Mixtral(ExpertsFamily):
         f"{_EXPERTS}/experts_up": f"{_LAYER}.experts.{{}}.w3.weight",
         f"{_EXPERTS}/router": f"{_LAYER}.gate.weight",
     }
-
-    def read(self, document: Document) -> NetworkConfig:
-        given = {} if document.get("num_experts") is None else {"num_local_experts": document["num_experts"]}
-        return super().read({**given, **document})
-
-    def options(self, document: Document) -> dict[str, Any]:
-        return {**super().options(document), "attention.window": document["sliding_window"]}
-
-    def entries(self, config: DecoderConfig) -> dict[str, Any]:
-        return {**super().entries(config), "sliding_window": config.attention.window}

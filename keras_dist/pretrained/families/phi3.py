@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from keras_dist.interop import Joined
-from keras_dist.pretrained.config import DecoderConfig
 from keras_dist.pretrained.families.decoder_family import DecoderFamily
-from keras_dist.pretrained.family import Document, register_family
+from keras_dist.pretrained.family import register_family
 
 _LAYER = "model.layers.{}"
 _PARTS = tuple(f"layers/{{}}/attention/{part}/kernel" for part in ("query", "key", "value"))
@@ -22,6 +21,7 @@ class Phi3(DecoderFamily):
 
     architecture = "Phi3ForCausalLM"
     rotates_parts = True
+    keys: ClassVar = {**DecoderFamily.keys, "sliding_window": "attention.window"}
     defaults: ClassVar = {
         **DecoderFamily.defaults,
         "rms_norm_eps": 1e-5,
@@ -29,7 +29,6 @@ class Phi3(DecoderFamily):
         "sliding_window": None,
     }
     only: ClassVar = dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), (False,))
-    handled: ClassVar = (*DecoderFamily.handled, "sliding_window")
     harmless: ClassVar = ("original_max_position_embeddings", "full_attn_mod", "interpolate_factor")
     names: ClassVar = {
         **{path: name for path, name in DecoderFamily.names.items() if not path.endswith("/kernel")},
@@ -39,9 +38,3 @@ class Phi3(DecoderFamily):
         "layers/{}/feed_forward/down/kernel": f"{_LAYER}.mlp.down_proj.weight",
         "head/kernel": "lm_head.weight",
     }
-
-    def options(self, document: Document) -> dict[str, Any]:
-        return {**super().options(document), "attention.window": document["sliding_window"]}
-
-    def entries(self, config: DecoderConfig) -> dict[str, Any]:
-        return {**super().entries(config), "sliding_window": config.attention.window}

@@ -8,8 +8,6 @@ from keras_dist.pretrained.config import DecoderConfig
 from keras_dist.pretrained.families.decoder_family import DecoderFamily, read_layer_types, written_layer_types
 from keras_dist.pretrained.family import Document, register_family
 
-_WINDOW = ("use_sliding_window", "sliding_window", "layer_types")
-
 
 @register_family("qwen2")
 class Qwen2(DecoderFamily):
@@ -19,6 +17,7 @@ class Qwen2(DecoderFamily):
     """
 
     architecture = "Qwen2ForCausalLM"
+    keys: ClassVar = {**DecoderFamily.keys, "sliding_window": "attention.window"}
     defaults: ClassVar = {
         **DecoderFamily.defaults,
         "max_position_embeddings": 32768,
@@ -27,7 +26,7 @@ class Qwen2(DecoderFamily):
         "max_window_layers": 28,
     }
     fixed: ClassVar = {"attention.use_bias": True}
-    handled: ClassVar = (*DecoderFamily.handled, *_WINDOW)
+    handled: ClassVar = (*DecoderFamily.handled, "use_sliding_window", "layer_types")
 
     def options(self, document: Document) -> dict[str, Any]:
         window = document["sliding_window"] if document["use_sliding_window"] else None
@@ -36,9 +35,8 @@ class Qwen2(DecoderFamily):
         return {**super().options(document), "attention.window": window, "attention.sliding_layers": sliding}
 
     def entries(self, config: DecoderConfig) -> dict[str, Any]:
-        window = config.attention.window
-        values = (window is not None, window, written_layer_types(config))
-        return {**super().entries(config), **dict(zip(_WINDOW, values, strict=True))}
+        uses = config.attention.window is not None
+        return {**super().entries(config), "use_sliding_window": uses, "layer_types": written_layer_types(config)}
 
 
 @register_family("qwen3")

@@ -10,7 +10,6 @@ from keras_dist.pretrained.families.experts_family import DENSE, NUMBER, Experts
 from keras_dist.pretrained.family import Document, register_family
 
 _LAYER, _EXPERTS = "model.layers.{}.mlp", "layers/{}/feed_forward"
-_WINDOW = ("use_sliding_window", "sliding_window")
 
 
 @register_family("qwen3_moe")
@@ -26,6 +25,7 @@ class Qwen3Moe(ExpertsFamily):
         "attention_bias": "attention.use_bias",
         "moe_intermediate_size": "experts.units",
         "norm_topk_prob": "experts.normalize",
+        "sliding_window": "attention.window",
     }
     defaults: ClassVar = {
         **ExpertsFamily.defaults,
@@ -35,12 +35,13 @@ class Qwen3Moe(ExpertsFamily):
         "moe_intermediate_size": 768,
         "norm_topk_prob": False,
         "num_experts_per_tok": 8,
-        **dict.fromkeys(NUMBER),
-        **dict(zip(_WINDOW, (False, 4096), strict=True)),
+        NUMBER[0]: 128,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
         **dict(zip(DENSE, (1, None), strict=True)),
     }
     fixed: ClassVar = {"attention.qk_norm": "head"}
-    handled: ClassVar = (*ExpertsFamily.handled, *NUMBER, *_WINDOW)
+    handled: ClassVar = (*ExpertsFamily.handled, "use_sliding_window")
     harmless: ClassVar = (*ExpertsFamily.harmless, "max_window_layers")
     names: ClassVar = {
         **ExpertsFamily.names,
@@ -49,12 +50,10 @@ class Qwen3Moe(ExpertsFamily):
     }
 
     def options(self, document: Document) -> dict[str, Any]:
-        count = next((document[name] for name in NUMBER if document[name] is not None), 128)
         return {
             **super().options(document),
             "attention.use_output_bias": document["attention_bias"],
-            "attention.window": document["sliding_window"] if document["use_sliding_window"] else None,
-            "experts.num_experts": count,
+            **({} if document["use_sliding_window"] else {"attention.window": None}),
             "experts.dense_layers": dense_layers(document),
         }
 
@@ -63,11 +62,10 @@ class Qwen3Moe(ExpertsFamily):
         yield from wrong_dense_layers(document)
 
     def entries(self, config: DecoderConfig) -> dict[str, Any]:
-        experts, window = config.experts, config.attention.window
-        found = {**super().entries(config), **dict(zip(_WINDOW, (window is not None, window), strict=True))}
+        found = {**super().entries(config), "use_sliding_window": config.attention.window is not None}
+        experts = config.experts
         if experts is None:
             return found
-        found |= dict.fromkeys(NUMBER, experts.num_experts)
         given = {**self.defaults, **config.extra, "num_hidden_layers": config.num_layers}
         is_given = dense_layers(given) == experts.dense_layers
         return found if is_given else {**found, **dict(zip(DENSE, (1, list(experts.dense_layers)), strict=True))}
