@@ -55,6 +55,7 @@ def rules_of(found):
     return {rule: layout.axes for rule, layout in found.layout_map.snapshot()}
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("name", MLPS)
 def test_megatrons_pairing_for_an_mlp(name):
     up, down = MLPS[name][1]
@@ -63,6 +64,7 @@ def test_megatrons_pairing_for_an_mlp(name):
     }  # fmt: skip
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("name", ["nnx", "renamed", "linen", "ours"])
 def test_megatrons_pairing_for_a_block(name):
     found = found_for(f"block, {name}")
@@ -96,6 +98,7 @@ def test_the_vocabulary_of_an_embedding():
     assert rules_of(found)["table/embedding"][0] == "model"
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("name", ["mlp, nnx", "block, renamed", "convnet"])
 def test_it_is_the_best_of_what_it_tried(name):
     for objective in ("step_time", "memory"):
@@ -105,6 +108,7 @@ def test_it_is_the_best_of_what_it_tried(name):
         assert found.is_complete
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=4, derandomize=True, deadline=None)
 @hypothesis.given(st.sampled_from(["mlp, nnx", "convnet", "lookup"]), st.sampled_from(["step_time", "memory"]))
 def test_bytes_are_those_of_the_live_arrays(name, objective):
@@ -115,6 +119,7 @@ def test_bytes_are_those_of_the_live_arrays(name, objective):
     assert abs(found.best.state_nbytes - live_nbytes(model)) <= small
 
 
+@pytest.mark.slow
 def test_a_vocabulary_is_sharded_over_an_axis_of_the_batch(tmp_path):
     """As an expert does where attention has fewer heads of keys than the axis has devices."""
     mesh = kd.DeviceMesh(MESH, devices=kd.planner.devices("v5e:2x4", (2, 4)))
@@ -270,6 +275,7 @@ class Stack(kd.Model):
         return x
 
 
+@pytest.mark.slow
 def test_fit_takes_over_what_is_computed_again():
     with kd.AutoParallel(kd.DeviceMesh(MESH), "memory", target="v5e:2x4").scope():
         model = Stack()
@@ -312,6 +318,7 @@ def test_one_exchange_is_once_a_step():
     assert "in 1 place" in table and "in 1 places" not in table
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("objective", ["step_time", "memory"])
 def test_what_it_writes_is_the_same_distribution(objective, tmp_path):
     found = found_for("block, nnx", objective)
@@ -398,6 +405,7 @@ MODULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(MODULES, "described"))
 def test_fit_finds_the_layout_of_transformers(name):
     make, loss = MODULES[name]

@@ -130,12 +130,12 @@ def test_variables():
     assert json.loads(json.dumps(kernel.to_dict()))["axes"] == [None, "model"]
 
 
-@pytest.mark.parametrize("path", ["blocks/0/up/kernal", "nothing", 3])
-def test_unknown_paths(path):
+def test_unknown_paths():
     report = kd.plan(Unrolled, X, strategy({}))
-    with pytest.raises(LayoutError, match="the step has no array") as error:
-        report.explain(path)
-    assert path != "blocks/0/up/kernal" or "'blocks/0/up/kernel'" in error.value.fix
+    for path in ("blocks/0/up/kernal", "nothing", 3):
+        with pytest.raises(LayoutError, match="the step has no array") as error:
+            report.explain(path)
+        assert path != "blocks/0/up/kernal" or "'blocks/0/up/kernel'" in error.value.fix
 
 
 @pytest.mark.parametrize("failure", [subprocess.CalledProcessError(-11, "shardy"), subprocess.TimeoutExpired("s", 1)])

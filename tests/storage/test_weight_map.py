@@ -146,6 +146,7 @@ def test_the_map_serves_stacks_too(stacked, path):
         )
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("kind", ["model", "stacked"])
 @pytest.mark.parametrize("size", [None, 1024 / 1024**3])
 def test_what_loads_also_saves(kind, size, path, tmp_path, request):
