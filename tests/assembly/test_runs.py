@@ -51,6 +51,7 @@ def test_a_run_is_that_of_the_objects_by_hand():
     assert found.history == expected.history
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("model", "names"),
     [
@@ -70,6 +71,7 @@ def test_forms_of_models(model, names):
     )
 
 
+@pytest.mark.first_cases(10)
 @pytest.mark.parametrize(
     ("override", "made"),
     [

@@ -236,6 +236,7 @@ MALICE = [
 ]
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("name", ["record", "config", "compile", "model", "policy"])
 def test_documents_that_were_changed_on_purpose(name, saved, tmp_path):
     for document, path, value in MALICE:

@@ -109,6 +109,7 @@ def one_device():
     return kd.DataParallel(kd.DeviceMesh("data=1", devices=kd.list_devices()[:1]))
 
 
+@pytest.mark.slow
 def test_training_in_a_ring_equals_one_device():
     mesh = kd.DeviceMesh("data=2,sequence=4")
     runs = []

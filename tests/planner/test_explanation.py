@@ -56,6 +56,7 @@ def strategy(rules):
     return kd.ModelParallel(layout_map)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("module", "rules", "block"),
     [(Unrolled, MEGATRON, "blocks/1"), (Scanned, STACKED, "blocks")],

@@ -78,6 +78,7 @@ def test_another_layout_fails(changed, kept):
     assert len([line for line in lines if line.startswith("    ")]) == 3, "with two slots"
 
 
+@pytest.mark.slow
 def test_another_rule_for_the_same_layout_passes(kept):
     assert_plan(report_on(on_the_mesh({"d[1]/kernel": (None, "model"), "d2/kernel": ("model", None)})), kept)
 

@@ -280,7 +280,7 @@ def uninterrupted(tmp_path_factory, network):
     return memory
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("save_freq", "interruptions"),
@@ -311,6 +311,7 @@ class TestOnceMore:
         folder = tmp_path_factory.mktemp("two_fits")
         return [life(model, folder / "backup", arrays)[1].history for _ in range(2)]
 
+    @pytest.mark.slow
     def test_a_training_that_had_ended_has_nothing_left(self, tmp_path, two_fits, network):
         keep = {"backup": {"delete_checkpoint": False}, "save_freq": 3}
         first, model = network("one device"), network("four devices", 8)

@@ -137,6 +137,7 @@ def test_weights_are_loaded_into_their_shards(model, path):
             assert {shard.data.shape for shard in weight.value.addressable_shards} == {shards[name]}
 
 
+@pytest.mark.slow
 def test_the_map_serves_stacks_too(stacked, path):
     stacked.load_weights(path, weight_map=MAP)
     both = [expected(number) for number in range(2)]

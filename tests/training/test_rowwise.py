@@ -139,6 +139,7 @@ def test_numbers_are_those_of_numpy(mesh, axes, rule):
     assert np.isfinite(model.evaluate([FIRST, SECOND], Y, batch_size=16, verbose=0))
 
 
+@pytest.mark.slow
 def test_first_step_of_adam_is_the_dense_one_and_its_gradient_has_the_dense_norm():
     ids = np.arange(32).reshape(8, 4)  # each row once
     inputs, found = [ids[:, :3], ids[:, 3]], []

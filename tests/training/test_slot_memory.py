@@ -121,6 +121,7 @@ def test_saved_slots_return_to_the_host(name, tmp_path):
     assert model.train_on_batch(X, Y) == loaded.train_on_batch(X, Y) and are_equal(model, loaded)
 
 
+@pytest.mark.slow
 def test_a_resumed_training_has_them_on_the_host(tmp_path):
     whole = made()
     losses = fitted(whole)["loss"]
