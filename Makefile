@@ -81,7 +81,8 @@ clean: ## remove environments, caches and builds
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so a setup that was cut off goes on the next time. An environment that is only half made
-# (no pip), whose Python has gone, or is of another version, is made anew.
+# (no pip), whose Python has gone, or is of another version, is made anew. Modules are compiled when they are first
+# imported (--no-compile): most of the 14,000 never are.
 $(READY): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo 'keras_dist needs Python 3.11 or newer.' >&2; \
@@ -90,5 +91,5 @@ $(READY): pyproject.toml constraints.txt
 	  exit 1; }
 	@echo "Setting up $(VENV) with $$("$(PYTHON)" --version); the first time takes a few minutes ..."
 	@[ "$$($(BIN)/python -c 'import pip; $(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)')" ] || "$(PYTHON)" -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

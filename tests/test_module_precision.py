@@ -131,6 +131,7 @@ class TestSteps:
             np.testing.assert_allclose(variable.numpy(), after[variable.path], atol=2e-5, err_msg=variable.path)
         assert np.any(after["d1/kernel"] != after["d1/kernel"].astype(BF16))
 
+    @pytest.mark.slow
     def test_fit_is_the_same_on_every_mesh_within_half_precision(self) -> None:
         losses = [
             compiled(distribution=place).fit(X, Y, 16, 2, verbose=0, shuffle=False).history["loss"]
@@ -138,6 +139,7 @@ class TestSteps:
         ]
         np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=2e-3)
 
+    @pytest.mark.first_cases(1)
     @pytest.mark.parametrize(("policy", "name"), [("mixed_bfloat16", "bf16"), ("mixed_float16", "f16")])
     def test_matrices_are_multiplied_in_half_precision_on_float32_weights(self, policy: str, name: str) -> None:
         model = compiled(policy=policy, optimizer="adam")
@@ -195,6 +197,7 @@ class TestSteps:
         mean = next(variable.numpy() for variable in model.variables if variable.path == "bn/mean")
         assert mean.dtype == np.float32 and np.any(mean != mean.astype(BF16))
 
+    @pytest.mark.slow
     def test_a_step_of_the_users_own_computes_so_by_merge(self) -> None:
         expected = compiled(trainable="(d1|d2)/.*")
 

@@ -117,7 +117,7 @@ def test_a_summary(model, at_width, width, capsys):
     assert re.search(rf"Total params(: params {number}, bytes| .*│ +{number} │)", text), "totals have their numbers"
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.slow
 @WIDTHS
 def test_reports(model, report, at_width, width, tmp_path):
     at_width(width)

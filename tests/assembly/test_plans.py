@@ -68,6 +68,7 @@ def test_a_mesh_of_another_size_than_the_target():
         assembly.plan_inputs(settings("mesh.shape=data=16,model=4"), "v5e:2x4")
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("distribution", "model", "axes"),
     [
@@ -86,6 +87,7 @@ def test_layouts_that_are_found_in_the_step(distribution, model, axes):
         assert run.model.layout_plan.row("up/kernel").axes == axes
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("distribution", "kind"),
     [

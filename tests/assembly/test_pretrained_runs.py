@@ -74,6 +74,7 @@ def test_a_run_is_that_of_the_objects_by_hand_and_is_saved():
     assert run.evaluate()["loss"] == pytest.approx(history["val_loss"][0], rel=1e-4)  # the merged model's
 
 
+@pytest.mark.slow
 def test_a_plan_reads_no_weights():
     pathlib.Path("base/model.safetensors").unlink()
     inputs = assembly.plan_inputs(settings("model.ignore=['other']"))

@@ -28,6 +28,7 @@ def test_rules_by_hand_have_effect_and_say_what_moves(name):
     assert any("model" in axes for _, axes in moved)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("layout", [bench_auto.MEGATRON, bench_auto.FSDP, bench_auto.PARALLAX])
 def test_costs_of_layouts_are_told(layout):
     layouts = {"head/kernel": ["model", None]}

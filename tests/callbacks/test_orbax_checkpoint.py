@@ -32,6 +32,7 @@ def weights(model):
     return [*model.get_weights(), *(variable.numpy() for variable in model.optimizer.variables)]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("in_background", [False, True])
 def test_load_model_reads_the_newest_state_on_another_mesh(tmp_path, in_background):
     model = made("data=4,model=2")

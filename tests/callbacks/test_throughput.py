@@ -45,6 +45,7 @@ def test_utilization_is_of_the_planned_flops(model, capsys):
     assert lines[-1][2].strip().endswith("%")
 
 
+@pytest.mark.slow
 def test_recomputation_does_not_count(model):
     before = model.plan(TOKENS[:16], TOKENS[:16], target="cpu:8", compiles=False)
     model.compile("sgd", "causal_lm", remat="full")

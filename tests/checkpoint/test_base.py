@@ -384,6 +384,7 @@ def test_the_doctor_reads_states_of_weights_alone(directory):
     ]
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize(
     "dtype", ["float32", "bfloat16", "float16", "int8", "uint8", "bool", "int32", "float8_e4m3fn", "int4", "complex64"]
 )

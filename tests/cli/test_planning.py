@@ -61,11 +61,11 @@ def losses(text):
 
 def test_train_gives_the_same_losses_on_each_mesh(config, capsys):
     found = []
-    for mesh in ("data=8,model=1", "data=4,model=2", "data=2,model=4", "data=1,model=8"):
+    for mesh in ("data=8,model=1", "data=2,model=4"):
         assert commands.run("train", config, "--mesh", mesh) == 0
         found.append(losses(capsys.readouterr().out))
     assert len(found[0]) == 2
-    assert found == [pytest.approx(found[0], rel=1e-3)] * 4  # as many digits are printed
+    assert found == [pytest.approx(found[0], rel=1e-3)] * 2  # as many digits are printed
 
 
 def test_settings_count(config, capsys):
@@ -171,6 +171,7 @@ def test_auto_tries_meshes_and_says_all_as_json(config, capsys):
     assert commands.run("auto", config, "--objective=speed") == 2
 
 
+@pytest.mark.slow
 def test_auto_says_that_nothing_fits(config, capsys):
     assert commands.run("auto", config, "--memory-limit", 10) == 1
     output, told = capsys.readouterr()

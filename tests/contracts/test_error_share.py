@@ -109,6 +109,7 @@ def test_lines_are_counted(source, expected):
     assert counted(source) == expected
 
 
+@pytest.mark.slow
 def test_the_share_of_errors_is_within_its_budget():
     counts = by_room()
     share = sum(errors for errors, _ in counts.values()) / sum(code for _, code in counts.values())

@@ -63,10 +63,6 @@ def test_the_patterns_are_found():
     assert [name for name, *_ in banned(text, is_python=False)] == ["those of, that of", "is no, are no"]
 
 
-def test_the_counts_go_down():
-    assert len(in_project()) <= BUDGET
-
-
 if __name__ == "__main__":
     found = in_project()
     if "--check" not in sys.argv:

@@ -95,7 +95,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("make", "options"), SOURCES.values(), ids=SOURCES)
 def test_it_is_as_with_arrays(make: Any, options: Any) -> None:
     plain, keyed = model_of(), model_of(batch_keys=KEYS)
@@ -138,6 +138,7 @@ def test_what_is_no_dict_or_has_targets_is_as_without_them() -> None:
     assert keyed.fit(iter(batches), verbose=0).history == plain.fit(iter(batches), verbose=0).history
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("x", [("input_ids", "token_type_ids"), ["input_ids", "token_type_ids"]])
 def test_several_inputs(x: Any) -> None:
     ids, types = (kd.Input((5,), dtype="int32", name=name) for name in ("ids", "types"))
@@ -157,6 +158,7 @@ def test_inputs_as_a_dict() -> None:
     assert np.isfinite(model.fit(Examples(), batch_size=8, verbose=0).history["loss"]).all()
 
 
+@pytest.mark.slow
 def test_layers_on_the_host_get_the_inputs() -> None:
     texts = np.array(["a b", "b c", "c a", "a a"])
 

@@ -81,6 +81,7 @@ def test_links_in_circles_end(folder, tmp_path):
     assert len(images(tmp_path, labels=None, follow_links=True).file_paths) == 6
 
 
+@pytest.mark.slow
 def test_images_train_a_model(folder):
     def trained():
         kd.set_random_seed(1)

@@ -196,6 +196,7 @@ class _Iterable:
 
 
 class TestStreams:
+    @pytest.mark.first_cases(1)
     @pytest.mark.parametrize("kind", STREAMS)
     def test_batches_from_any_position(self, kind, monkeypatch):
         monkeypatch.setattr(packed_streams, "_OPEN_ROWS", 5)

@@ -39,6 +39,7 @@ def assert_same_step(make, batch, padded, reduction):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("reduction", "more"), [("sum_over_batch_size", ()), ("sum", (WEIGHTS,)), ("mean_with_sample_weight", (WEIGHTS,))]
 )
@@ -48,6 +49,7 @@ def test_more_rows_give_the_same_loss_and_gradients(reduction, more):
     assert_same_step(lambda: kd.Sequential([kd.Input((3,)), layers.Dense(4)]), (X, Y, *more), padded, reduction)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("reduction", "more"),
     [("sum_over_batch_size", ()), ("sum", (WEIGHTS[:4],)), ("mean_with_sample_weight", (PER_STEP,))],

@@ -138,6 +138,7 @@ def test_after_one_was_killed_two_processes_prepare_at_once_without_tensorflow_a
     assert_digits_load(tmp_path / "data")
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("name", [name for name in FILES if name != "features.json"])  # reading does without that one
 @pytest.mark.parametrize("damage", ["missing", "cut off"])
 def test_damaged_files_are_made_anew(prepared: Path, name: str, damage: str):

@@ -38,6 +38,7 @@ class Batches:
 RULES: dict[str, Any] = {".*dense.*kernel": (None, "model"), ".*dense.*bias": ("model",)}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("shape", [(8, 1), (1, 8)])
 def test_a_map_without_rules_replicates_and_trains_batches_of_a_data_set(shape: tuple[int, int]) -> None:
     distribution = model_parallel(shape, {})

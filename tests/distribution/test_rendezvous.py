@@ -272,6 +272,7 @@ def test_what_waits_says_so(run, monkeypatch, capfd):
     assert re.match(r"keras_dist: process 0 of 3 waits for process 1 since \d+ s: a test\n", capfd.readouterr().err)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("how", ["it says so", "it is interrupted"])
 def test_who_gives_up_is_not_waited_for(run, how):
     def leave(job, process):

@@ -94,6 +94,7 @@ class TestTutorial:
         slots = [slot for slot in subclassed_model.optimizer.variables if slot.shape == (16, 24)]
         assert [slot.layout.sharding_specs for slot in slots] == [["batch", "unsharded"]] * 2
 
+    @pytest.mark.first_cases(1)
     @pytest.mark.parametrize("make", [functional, sequential])
     def test_functional_and_sequential(self, make: Any, layout_map: LayoutMap, mesh: dtensor.Mesh) -> None:
         with layout_map.scope():

@@ -43,6 +43,7 @@ def test_a_module_has_the_variables_of_its_lists(trained):
     assert len(model.trainable_variables) == 4
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("count", [1, 8])
 def test_a_sharded_model_becomes_one_that_is_whole_on_another_mesh(trained, count):
     model, path = trained

@@ -47,6 +47,7 @@ def losses_of_images(sizes, split):
     return [float(step(model, given, y, optimizer)) for _ in range(3)]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("split", ["before", "inside", "variable"])
 def test_images_may_be_split_over_height(split):
     found = losses_of_images({"other": 2, "height": 4}, split)

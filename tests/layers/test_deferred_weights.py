@@ -82,6 +82,7 @@ def test_what_is_known_without_an_array_creates_none():
     assert not copied.built and is_deferred(dense.kernel)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "make", [Block, lambda: layers.LSTM(2, recurrent_dropout=0.5), OwnShape], ids=["block", "lstm", "own_shape"]
 )

@@ -112,6 +112,7 @@ def test_numbers_are_drawn_for_dicts_and_single_images():
         assert layers.RandomFlip().get_random_transformation(data, training=False) is None
 
 
+@pytest.mark.slow
 def test_proportions_of_small_alpha_are_numbers():
     found = layers.AugMix(alpha=1e-3, seed=1).get_random_transformation(IMAGES[:2])
     weights, (numbers, places) = found["chain_mixing_weights"], found["chain_transforms"]
@@ -203,6 +204,7 @@ def test_distorted_alike_in_compiled_functions_and_with_masks():
     assert np.abs(eager[2] - images[2]).max() > 1
 
 
+@pytest.mark.slow
 def test_tiles_keep_the_element_type():
     images = IMAGES[:2].astype("uint8")
     found = layers.ContrastLimitedAdaptiveHistogramEqualization(tile_grid_size=(2, 2))(images)

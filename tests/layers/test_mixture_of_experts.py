@@ -177,6 +177,7 @@ def test_experts_stay_and_tokens_are_exchanged(preset):
     assert compiled.get(("all_gather", ("expert",)), 0) <= 4 * FEATURES * (EXPERTS + FEATURES)  # the other weights
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("is_fully_sharded", [False, True])
 def test_a_trillion_parameters_whose_experts_also_shard_the_batch_are_not_gathered(is_fully_sharded):
     mesh = kd.DeviceMesh("data=8,expert=128", devices=[f"tpu:{number}" for number in range(1024)])
@@ -202,6 +203,7 @@ def test_a_trillion_parameters_whose_experts_also_shard_the_batch_are_not_gather
     assert not report.problems
 
 
+@pytest.mark.slow
 def test_a_rule_of_the_layer_and_classes_of_dims():
     mesh = kd.DeviceMesh(MESH)
     by_layer = model_on(

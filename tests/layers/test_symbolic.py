@@ -186,6 +186,7 @@ def test_a_layer_that_lives_in_a_model_asks_the_same_of_its_next_input():
         model.dense(kd.Input((4,)))
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("make", "shapes", "count"),
     [

@@ -69,6 +69,7 @@ def by_hand(values: dict[str, jax.Array], factors: dict[str, jax.Array], x: jax.
     return project("head", hidden) + values["head/bias"]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("distribution", [None, sharded])
 def test_a_model_is_trained_as_hand_written_jax_trains_it(distribution):
     model = adapted(None if distribution is None else distribution())

@@ -123,6 +123,7 @@ def test_variables_that_were_trained_before_are_trained_again():
     assert {weight.path for weight in model.trainable_weights} == {"heads/0/bias", "heads/0/kernel"}
 
 
+@pytest.mark.slow
 def test_mixed_precision_adds_updates_in_float32():
     model = adapted(dtype="mixed_bfloat16")
     model.compile("adam", "mse")

@@ -63,6 +63,7 @@ LISTS = (
 )
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("make", [sequential, functional, added])
 def test_variables_are_the_same_objects_before_and_after_fit(make):
     model = made(make)
@@ -121,6 +122,7 @@ def network(rngs):
     return nnx.Sequential(nnx.Linear(4, 8, rngs=rngs), nnx.Dropout(0.1, rngs=rngs), nnx.Linear(8, 8, rngs=rngs))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("source", [network, network(nnx.Rngs(0))], ids=["factory", "module"])
 def test_parameters_of_modules_are_counted(source):
     model = made(lambda: kd.Model.from_nnx(source, seed=0))

@@ -144,6 +144,7 @@ def paths_of(model):
     return [weight.path for weight in model.weights]
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("form", "where"),

@@ -153,6 +153,7 @@ def trained(tmp_path_factory):
     return directory / "step_00000002"
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.soak
 @pytest.mark.parametrize("document", ["record", "model", "config", "compile", "policy"])
 def test_models(saved, tmp_path, document):
@@ -170,6 +171,7 @@ def test_no_weight_is_made_that_was_not_saved(tmp_path, monkeypatch, nested):
         kd.models.load_model(path)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.soak
 @pytest.mark.parametrize("document", ["record", "model", "training"])
 def test_states_of_trainings(trained, tmp_path, document):
@@ -234,6 +236,7 @@ MALICE = [
 ]
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("name", ["record", "config", "compile", "model", "policy"])
 def test_documents_that_were_changed_on_purpose(name, saved, tmp_path):
     for document, path, value in MALICE:

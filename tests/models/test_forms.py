@@ -30,11 +30,13 @@ def reference() -> list[float]:
     return losses_of(functional, "one device")
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("make", [make for make in FORMS if make is not sequential])
 def test_all_forms_give_the_same_losses(make, reference):
     assert np.allclose(losses_of(make, "data=2,model=4"), reference, rtol=1e-5)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.soak
 @pytest.mark.parametrize("distribution", some(ALL) if ROUNDS else ["one device", "fully data=8"])
 def test_all_meshes_give_the_same_losses(distribution, reference):

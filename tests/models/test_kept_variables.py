@@ -342,6 +342,7 @@ def test_a_variable_with_a_structure_of_arrays_is_refused() -> None:
         kd.Sequential([kd.Input((4,)), Pair(), layers.Dense(4)])
 
 
+@pytest.mark.slow
 def test_what_was_read_and_let_go_takes_no_memory_while_it_trains() -> None:
     model = kd.Sequential([kd.Input((256,)), *[layers.Dense(256) for _ in range(4)]])
     model.compile("sgd", "mse")

@@ -137,6 +137,7 @@ def assert_same_training(model, again, x, y, layout):
     assert_same_arrays(model, again)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("form", "where", "rules"), FORMS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_model_comes_back_and_goes_on(form, where, rules, tmp_path):
     layout = layouts.on(where, rules)

@@ -104,6 +104,7 @@ def test_values_handed_out_survive_later_training(name):
     assert handles[kernel].numpy().tobytes() != host_before[kernel], "a handle shows the current value"
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", ["one device", "data=8,model=1"])
 def test_rows_overwritten_as_soon_as_their_step_was_dispatched_do_not_change_it(name):
     class Spoil(kd.callbacks.Callback):

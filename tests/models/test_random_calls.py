@@ -104,16 +104,17 @@ def fitted(model: kd.Model, data: Any, **options: Any) -> list[float]:
 BATCHES = Batches((X, X), 8)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("where", "options", "data"),
     [
+        ("data=4,model=2", {"steps_per_execution": 2}, (X, X)),
+        ("fully data=8", {}, BATCHES),
         ("one device", {}, (X, X)),
         ("one device", {"steps_per_execution": 2}, BATCHES),
         ("data=8,model=1", {"steps_per_execution": 1}, (X, X)),
-        ("data=4,model=2", {"steps_per_execution": 2}, (X, X)),
-        ("fully data=8", {}, BATCHES),
     ],
-    ids=["one device", "batches two at once", "data=8", "data=4 two at once", "fully batches"],
+    ids=["data=4 two at once", "fully batches", "one device", "batches two at once", "data=8"],
 )
 def test_they_are_equal_on_every_mesh_and_however_many_steps_are_an_execution(model, validations, where, options, data):
     other, expected = made(where, **options), predicted(model, seed=7)
@@ -122,6 +123,7 @@ def test_they_are_equal_on_every_mesh_and_however_many_steps_are_an_execution(mo
     np.testing.assert_allclose(fitted(other, data), validations, atol=1e-6)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_test_batch_end"])
 def test_each_validation_has_its_own_also_where_training_is_resumed(tmp_path, validations, hook):
     count = 0

@@ -59,6 +59,7 @@ def targets():
     return {mesh: network(mesh) for mesh in {target for _, target in PAIRS}}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.soak
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_values_are_equal_and_layouts_are_those_of_the_new_mesh(saved, targets, source, target):

@@ -153,6 +153,7 @@ def trained(
 ON_ONE_DEVICE: dict[str, tuple[list[float], list[np.ndarray], np.ndarray]] = {}
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.soak
 @pytest.mark.parametrize(("network", "mesh"), PAIRS)
 def test_it_equals_itself_on_one_device(network, mesh):

@@ -97,6 +97,7 @@ COPIES = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("make", [tied, wrapped_twice, wrapped_before, subclassed])
 def test_shared_layers_stay_shared_in_files_copies_and_clones(make, tmp_path):
     model, paths = make()

@@ -43,6 +43,7 @@ def attended(distribution, arrays, **options):
         return jax.jit(both)(*arrays), list(noted)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("mask", MASKS)
 def test_it_equals_attention_on_one_device_with_its_gradients(mask):
     options = {"mask": MASKS[mask], "is_causal": mask != "of queries", "scale": 0.4}
@@ -108,6 +109,7 @@ def one_device():
     return kd.DataParallel(kd.DeviceMesh("data=1", devices=kd.list_devices()[:1]))
 
 
+@pytest.mark.slow
 def test_training_in_a_ring_equals_one_device():
     mesh = kd.DeviceMesh("data=2,sequence=4")
     runs = []
@@ -142,6 +144,7 @@ def test_dropped_scores_need_all_keys():
     assert ("all_gather", ("sequence",)) in report.step.nbytes_by_axes()
 
 
+@pytest.mark.slow
 def test_the_preset_has_the_axis():
     found = kd.presets.sequence_parallel(
         lambda: model_on(one_device()), (TOKENS, TARGETS), kd.DeviceMesh("data=2,sequence=4")

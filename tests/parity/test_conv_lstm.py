@@ -45,6 +45,7 @@ def test_first_values(keras):
     assert ours.get_initial_state(4)[1].shape == theirs.get_initial_state(4)[1].shape == (4, 5, 4, 3)
 
 
+@pytest.mark.slow
 def test_on_a_mesh():
     x, y = draw((8, 2, 4, 4, 1)), np.zeros((8, 3, 3, 2), "float32")
     found = []

@@ -37,6 +37,7 @@ def test_given_values_states_and_keys(keras):
     assert float(ours.state["count"].value) == 5.0
 
 
+@pytest.mark.slow
 def test_in_models_on_meshes():
     found = []
     rules = kd.LayoutMap(kd.DeviceMesh({"data": 2, "model": 2}, devices=kd.list_devices()[:4]))

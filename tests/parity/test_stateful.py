@@ -71,6 +71,7 @@ def test_evaluation_and_prediction_go_on_where_the_batch_before_ended():
     np.testing.assert_allclose(losses, [np.mean(first**2), np.mean(second**2)], rtol=1e-5)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("kind", [kd.DataParallel, kd.FullySharded])
 def test_on_meshes_states_lie_as_the_batch_does(kind):
     found = []

@@ -59,6 +59,7 @@ def planned_seconds(step, distribution):
     return report.verdict.roofline.serial_step_seconds
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:not sharded")
 @pytest.mark.parametrize("name", soak.few(MODELS, "mlp, nnx"))
 def test_without_a_target_it_is_as_fast_as_any_preset_on_the_devices_that_are_here(name):

@@ -27,6 +27,7 @@ STEPS = {
 }
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("optimizer", few(["sgd", "adam"], "adam"))
 @pytest.mark.parametrize("name", STEPS)
 def test_a_candidate_is_what_tracing_gives(name, optimizer):

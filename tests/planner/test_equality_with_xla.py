@@ -115,6 +115,7 @@ CASES += [("scanned", "zero 1"), ("scanned", "data parallel"), ("scanned", "full
 CASES += [("scanned, repeated", "fully sharded")]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("case", few(CASES, ("own", "Megatron"), ("scanned", "fully sharded")), ids="-".join)
 def test_shardy_and_xla_move_the_same_bytes(case):
     kind, name = case
@@ -173,6 +174,7 @@ def test_scanned_blocks_are_gathered_turn_by_turn():
     assert of_the_blocks < sum(each.nbytes_per_step for each in looped) <= 2 * of_the_blocks
 
 
+@pytest.mark.slow
 def test_gathers_belong_to_the_submodule_that_uses_the_weight():
     found = model("own", "fully sharded").plan(X, X)
     named = {each.layer for each in found.step.collectives if each.kind == "all_gather"}

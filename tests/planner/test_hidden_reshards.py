@@ -20,6 +20,7 @@ def reshards(module, rules):
     return [problem for problem in kd.plan(module, X, strategy(rules)).problems if problem.kind == "reshard"]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_rule_that_makes_every_block_gather(name):
     found = reshards(*MISTAKES[name])
@@ -70,6 +71,7 @@ def test_where_no_rule_for_weights_is_the_reason():
     assert found and all("no rules that were tried cost less" in problem.fix for problem in found)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("module", "rules"), [(Unrolled, MEGATRON), (Scanned, STACKED), (Unrolled, {})])
 def test_none_where_layouts_fit(module, rules):
     assert not reshards(module, rules)
@@ -95,6 +97,7 @@ def test_what_a_rule_asks_for_is_not_hidden():
     assert problem.path == "blocks/1/up" and "rule 'blocks/1/up/output' makes" in problem.summary
 
 
+@pytest.mark.slow
 def test_reports_tell_them():
     report = kd.plan(*(MISTAKES["unrolled"][0], X, strategy(MISTAKES["unrolled"][1])))
     assert "hidden reshard" in str(report)

@@ -37,6 +37,11 @@ def report():
     return report_on(layouts.on("data=2,model=4"))
 
 
+@pytest.fixture(scope="module")
+def changed():
+    return report_on(on_the_mesh({**layouts.RULES, "d1/kernel": ("model", None)}))
+
+
 @pytest.fixture
 def kept(report, tmp_path):
     path = tmp_path / "plan.json"
@@ -64,8 +69,7 @@ def test_a_rename_that_loses_its_rule_fails(kept):
     assert f"{UPDATE_VARIABLE}=1" in caught.value.fix
 
 
-def test_another_layout_fails(kept):
-    changed = report_on(on_the_mesh({**layouts.RULES, "d1/kernel": ("model", None)}))
+def test_another_layout_fails(changed, kept):
     with pytest.raises(PlanError) as caught:
         assert_plan(changed, kept)
     lines = str(caught.value).splitlines()
@@ -74,6 +78,7 @@ def test_another_layout_fails(kept):
     assert len([line for line in lines if line.startswith("    ")]) == 3, "with two slots"
 
 
+@pytest.mark.slow
 def test_another_rule_for_the_same_layout_passes(kept):
     assert_plan(report_on(on_the_mesh({"d[1]/kernel": (None, "model"), "d2/kernel": ("model", None)})), kept)
 
@@ -125,8 +130,7 @@ def test_a_missing_file_is_written_only_when_told(report, tmp_path, monkeypatch)
     assert_plan(report, path)
 
 
-def test_an_update_replaces_the_file(kept):
-    changed = report_on(on_the_mesh({"d1/kernel": ("model", None)}))
+def test_an_update_replaces_the_file(changed, kept):
     assert_plan(changed, kept, update=True)
     assert_plan(changed, kept)
 

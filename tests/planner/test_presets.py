@@ -67,6 +67,7 @@ def trained_under(name):
     return trained(preset(*step), *step)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", few(PRESETS, "tensor_parallel", "hybrid"))
 def test_bytes_are_those_of_the_live_arrays(name):
     model, (factory, batch, loss) = trained_under(name), PRESETS[name][1]

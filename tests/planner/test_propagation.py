@@ -175,6 +175,7 @@ def model(kind, name):
 X = np.zeros((ROWS, WIDTH), np.float32)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("kind", ["own", "foreign"])
 def test_xla_moves_as_much(kind, name):

@@ -111,6 +111,7 @@ def bound(name, **options):
     return needed / as_target(point.target).chip.flops_per_second["bfloat16"] / line.step_seconds
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", POINTS)
 def test_the_bound_is_above_what_was_reached(name):
     found = bound(name)
@@ -118,6 +119,7 @@ def test_the_bound_is_above_what_was_reached(name):
     assert found < 0.81, "the forward pass repeats all products but the last of a block and the head"
 
 
+@pytest.mark.slow
 def test_scores_of_attention_are_traffic_unless_a_kernel_keeps_them():
     stored, kept = (planned("Llama-3.1-8B", flash_attention=flash) for flash in (False, True))
     assert stored.verdict.roofline.bottleneck == "memory"
@@ -132,6 +134,7 @@ def test_scores_of_attention_are_traffic_unless_a_kernel_keeps_them():
     assert 8 < stored.step.scores_nbytes / (point.depth * one) < 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(POINTS, "Llama-3.1-8B"))
 def test_fully_sharded_weights_are_faster_than_split_products(name):
     fully, split = (planned(name, layout).verdict.roofline for layout in ("fully sharded", "split over 8"))

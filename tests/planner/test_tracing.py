@@ -110,6 +110,7 @@ def test_arguments_are_named_in_the_order_of_the_program():
     assert {row.path for row, _ in named} >= {"up/kernel", "down/bias", "input/x", "target"}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("strategy", [kd.DataParallel, kd.FullySharded])
 def test_it_is_the_program_that_runs(strategy):
     with strategy(kd.DeviceMesh("data=8")).scope():

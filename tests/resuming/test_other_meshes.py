@@ -187,7 +187,7 @@ def test_a_training_wanders_over_meshes(kind, whole, network, tmp_path):
     expected, batches = whole(kind)
     state, steps = None, []
     is_short = kind in ("arrays in parts", "iterable in parts")  # one pass over three batches
-    way = WAY if kind == "arrays" or (LARGE and not is_short) else WAY[2:]
+    way = WAY if LARGE and not is_short else WAY[1:] if kind == "arrays" else WAY[2:]
     for index, (where, count) in enumerate(way):
         model = network(where, 7 + index)
         hook = ("batch", count) if count else (None, 0)
@@ -280,6 +280,7 @@ def uninterrupted(tmp_path_factory, network):
     return memory
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("save_freq", "interruptions"),
@@ -310,6 +311,7 @@ class TestOnceMore:
         folder = tmp_path_factory.mktemp("two_fits")
         return [life(model, folder / "backup", arrays)[1].history for _ in range(2)]
 
+    @pytest.mark.slow
     def test_a_training_that_had_ended_has_nothing_left(self, tmp_path, two_fits, network):
         keep = {"backup": {"delete_checkpoint": False}, "save_freq": 3}
         first, model = network("one device"), network("four devices", 8)
@@ -337,6 +339,7 @@ class TestOnceMore:
         life(model, tmp_path, arrays)
         assert life(model, tmp_path, arrays)[1].history == two_fits[1]
 
+    @pytest.mark.slow
     def test_a_later_first_epoch(self, tmp_path, network):
         _, expected = life(network("one device"), tmp_path / "whole", arrays, initial_epoch=2, epochs=5)
         life(network("one device"), tmp_path / "parts", arrays, "batch", 5, initial_epoch=2, epochs=5)

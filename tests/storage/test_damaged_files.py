@@ -72,6 +72,7 @@ def places_of(model, files):
     return found
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_bit_of_a_weight_is_refused_by_file_and_array(kind, model, other, tmp_path):
     path = tmp_path / kind
@@ -89,6 +90,7 @@ def test_a_flipped_bit_of_a_weight_is_refused_by_file_and_array(kind, model, oth
     load(path, other)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_bit_anywhere_changes_no_weight_unsaid(kind, model, other, tmp_path):
     path = tmp_path / kind

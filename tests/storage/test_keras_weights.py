@@ -165,6 +165,7 @@ def test_a_file_that_is_not_there(tmp_path, name):
         kd.models.load_model(tmp_path / name)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("content", [b"", b"no file of HDF5", b"\x89HDF\r\n\x1a\n" + bytes(64)])
 def test_damaged_files(tmp_path, content):
     for name in ("w.weights.h5", "w.weights.json", "w.keras"):

@@ -46,6 +46,7 @@ def assert_same(found: list[np.ndarray], reduction: str, weighted: bool) -> None
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("loss", "reduction"),
     [
@@ -150,7 +151,7 @@ def whole(chain: str) -> list[np.ndarray]:
     return trained_on_tokens(CHAINS[chain](), len(IDS)).get_weights()
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("chain", "devices"),
     [*((chain, 1) for chain in CHAINS), *((chain, 4) for chain in ("adafactor", "partition", "of ours"))],
@@ -180,6 +181,7 @@ def test_the_state_of_a_chain_changes_once_an_update() -> None:
     assert counts == [2, 2, 2]  # of the own one, of Adam, and of the schedule
 
 
+@pytest.mark.slow
 def test_iterations_are_updates_and_a_model_goes_on_with_the_sums(tmp_path: Any) -> None:
     def made() -> Any:
         return optimizers.OptaxOptimizer(optax.adam(schedule), gradient_accumulation_steps=4)
@@ -199,6 +201,7 @@ def test_iterations_are_updates_and_a_model_goes_on_with_the_sums(tmp_path: Any)
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_in_a_loss_scale_optimizer() -> None:
     inner = optimizers.OptaxOptimizer(optax.sgd(schedule), gradient_accumulation_steps=3)
     found = trained_on_tokens(optimizers.LossScaleOptimizer(inner, initial_scale=8.0), 8).get_weights()

@@ -104,6 +104,7 @@ def has_logits(program, shape=(BATCH_OF_LARGE, LENGTH, LARGE)):
     return re.search(rf"[<\[]{'[x,]'.join(map(str, shape))}[x\]]", program) is not None
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "dense"])
 def test_logits_of_a_sharded_vocabulary_are_neither_stored_nor_gathered(is_tied):
     step = lowered(on("data=2,model=4", is_tied), is_tied=is_tied)
@@ -134,6 +135,7 @@ def test_rules_for_the_logits_keep_the_chunks():
     assert not has_logits(lowered(distribution).compile().as_text(), (BATCH_OF_LARGE // 2, LENGTH, LARGE // 4))
 
 
+@pytest.mark.slow
 def test_rules_for_the_output_of_a_layer_keep_its_mask():
     distribution = on("data=2,model=4")
     distribution.layout_map["tokens/output"] = ("data", None, "model")
@@ -149,6 +151,7 @@ def test_rules_for_the_output_of_a_layer_keep_its_mask():
     np.testing.assert_allclose(found, [by_hand(ARRAYS, tokens, weights)] * 2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_plan_sees_the_memory():
     found = []
     for chunk_size in (64, LARGE):

@@ -53,6 +53,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.soak
 @pytest.mark.parametrize("name", few(NETWORKS, "normalized", "transposed"))
 def test_several_steps_in_one_execution_give_the_bits_of_single_ones(name):

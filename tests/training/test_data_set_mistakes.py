@@ -43,6 +43,7 @@ class TestMistakes:
                 np.testing.assert_array_equal(one, other)
         assert_same(one_device.fit(X, Y, batch_size=8), expected.fit(X, Y, batch_size=8))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("workers", few([1, 2], 2))
     def test_threads_end_with_the_run(self, model, workers):
         class Broken(Batches):
@@ -122,7 +123,7 @@ class TestMistakes:
             history = model.fit(iter(cut((X, Y), 8)), epochs=3, verbose=0)
         assert history.epoch == [0] and int(model.optimizer.iterations) == len(cut((X, Y), 8))
 
-    @pytest.mark.first_cases(2)
+    @pytest.mark.first_cases(1)
     @pytest.mark.parametrize("count", [1, 2, 3, 5])
     @pytest.mark.parametrize("kind", [list, tuple])
     def test_a_list_of_batches_is_told_from_x_and_y(self, count, kind):

@@ -50,6 +50,7 @@ class TestSameNumbers:
             np.testing.assert_array_equal(noisy.model.predict(make((X, Y, W), 8), verbose=0), rows, err_msg=kind)
             np.testing.assert_array_equal(noisy.model.predict(make(X, 8), verbose=0), rows, err_msg=kind)
 
+    @pytest.mark.first_cases(1)
     @pytest.mark.parametrize("shuffle", [False, True])
     def test_examples_and_matrices(self, noisy, shuffle):
         def fit(x: Any, y: Any = None) -> Any:
@@ -66,6 +67,7 @@ class TestSameNumbers:
             assert noisy.model.evaluate(*source, batch_size=8, verbose=0) == scores
             np.testing.assert_array_equal(noisy.model.predict(source[0], batch_size=8, verbose=0), rows)
 
+    @pytest.mark.slow
     def test_several_steps_in_one_execution(self, in_twos, monkeypatch):
         monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)  # programs that gather rows round otherwise
         trained = in_twos
@@ -111,6 +113,7 @@ class TestUneven:
         rows = noisy.model.predict(X[:19], batch_size=8, verbose=0)
         np.testing.assert_allclose(rows, uneven[3][:19], atol=1e-6)
 
+    @pytest.mark.slow
     def test_several_steps_in_one_execution(self, in_twos, uneven):
         self.assert_close(in_twos, uneven)
 

@@ -103,6 +103,7 @@ class TestSameNumbers:
         monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)
         assert_same(run_of(trained), expected)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("single", MESHES if LARGE else MESHES[-1:], indirect=True)
     def test_as_many_as_fit_finds_fast_and_single_ones_that_somebody_watches(self, single, monkeypatch):
         name, expected = single
@@ -124,6 +125,7 @@ class TestHooks:
         assert five.looks.begun == [0, 5, 10]
         assert five.looks.ended == [4, 9, 14]
 
+    @pytest.mark.first_cases(1)
     @pytest.mark.parametrize("eagerly", [False, True])
     def test_they_are_called_between_so_many_steps_of_streams_and_predictions(self, five, eagerly):
         seen: dict[str, list[int]] = {}

@@ -144,6 +144,7 @@ def gathered(function):
     return sorted((each.nbytes, each.turns) for each in found if each.kind == "all_gather" and each.axes == ("data",))
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("function", USES)
 def test_the_gradients_stay_the_same_and_sharded(function):
     found = lowered(function).compile()(weights(), X)

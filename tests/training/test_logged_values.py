@@ -39,6 +39,7 @@ def reported(optimizer: Any, name: str, devices: int = 1, epochs: int = 1) -> li
     return history[name]
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("optimizer", "devices"),
     [
@@ -55,6 +56,7 @@ def test_the_norm_is_of_the_unscaled_gradient_before_clipping(optimizer: Any, de
     np.testing.assert_allclose(reported(optimizer(), "gradient_norm", devices), [expected], rtol=1e-5)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -89,6 +91,7 @@ def test_a_skipped_step_has_no_norm() -> None:
 SCHEDULE = optax.linear_schedule(1.0, 0.0, 10)
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
@@ -151,6 +154,7 @@ def test_tokens_are_values_of_the_loss_that_have_a_weight(devices: int) -> None:
     assert model.train_on_batch(ids, ids, return_dict=True)["tokens_per_second"] == 60.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_second")
 def test_a_resumed_epoch_has_rates_of_its_own_rows_and_the_norm_of_all_updates(tmp_path: Any) -> None:
     class Stop(kd.callbacks.Callback):

@@ -85,6 +85,7 @@ def plain():
     return splits(model), results(model)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.filterwarnings("ignore:.*thread_resources:DeprecationWarning")
 @pytest.mark.parametrize("shard", [bare, mapped, by_thread_resources, by_abstract_mesh])
 def test_modules_find_the_mesh(shard, plain):
@@ -95,6 +96,7 @@ def test_modules_find_the_mesh(shard, plain):
         np.testing.assert_allclose(model.predict(X[:9], 4, verbose=0)[:8], plain[1][2], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_modules_find_the_mesh_without_jit_in_steps_and_in_layers(plain):
     def train_step(state, batch, rngs):
         def loss_of(trainable):
@@ -124,6 +126,7 @@ def by_mesh_in_context(x):
     return jax.shard_map(lambda x: x * 1, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(x)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("shard", [bare, mapped, by_size_of_an_axis, by_mesh_in_context])
 def test_short_batches_of_modules_that_split_them(shard):
     model = net(shard)

@@ -150,6 +150,7 @@ class TwoHeads(nnx.Module):
         return {"size": self.size(h), "kind": self.kind(h)}
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MESHES if LARGE else MESHES[-1:])
 def test_several_outputs_are_trained_and_logged_alike_on_every_mesh(name):

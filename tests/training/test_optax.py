@@ -76,7 +76,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(1)
 @pytest.mark.soak
 @pytest.mark.parametrize(("name", "layout"), RUNS)
 def test_fit_takes_the_steps_of_a_loop_by_hand(name, layout):

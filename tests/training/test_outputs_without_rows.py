@@ -31,7 +31,7 @@ def net_on(shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
         return kd.Model.from_nnx(lambda rngs: Net(rngs))
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("mesh", [((1,), ("data",)), ((8,), ("data",)), ((4, 2), ("data", "model"))])
 @pytest.mark.parametrize(
     ("size", "sizes"), [(32, [22]), (8, [8, 8, 6]), (11, [11, 11]), (6, [6, 6, 6, 4])], ids=["one", "tail", "even", "6"]

@@ -71,7 +71,7 @@ def gpipe():
     return model_on(GPIPE)
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("rules", "mesh", "options", "bubble"),
     [
@@ -129,11 +129,13 @@ def test_dropout_is_equal_on_all_meshes():
     assert not np.allclose(train("data=2,stage=4", micro_batches=4), expected, rtol=1e-3), "other numbers are drawn"
 
 
+@pytest.mark.slow
 def test_states_of_generators_are_no_weights_of_a_circular_pipeline():
     model = model_on(CIRCULAR, make=lambda: block(layers.Dropout(0.5)), repeats=2)
     assert np.isfinite(model.evaluate(X, Y, batch_size=16, verbose=0))
 
 
+@pytest.mark.slow
 def test_losses_of_layers_are_averaged_over_micro_batches():
     class Penalty(layers.Layer):
         def call(self, inputs):
@@ -146,6 +148,7 @@ def test_losses_of_layers_are_averaged_over_micro_batches():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("make", "kind", "said"),
     [
@@ -174,6 +177,7 @@ def test_what_cannot_be_pipelined(make, kind, said):
         make()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("batch", "said"), [("data", "gathers and computes"), (("data", "stage"), "gathers")])
 def test_stages_without_micro_batches_are_warned_of(batch, said):
     model = model_on(GPIPE, micro_batches=None, batch=batch)

@@ -61,6 +61,7 @@ def expected(plain: kd.Model) -> list[Any]:
     return numbers(plain)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.soak
 @pytest.mark.parametrize("remat", ["full", "block_.*|dropout|norm|lstm", *["dots_saveable"] * LARGE])
 def test_losses_weights_and_statistics_are_the_same(remat: str, expected: list[Any]) -> None:
@@ -133,6 +134,7 @@ def test_less_is_kept_for_the_way_back() -> None:
         assert kept(remat) < 0.7 * everything, remat
 
 
+@pytest.mark.slow
 def test_modules_of_flax_keep_their_statistics() -> None:
     class Net(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:

@@ -56,7 +56,7 @@ def mean_over_batches(model: kd.Model) -> float:
     return float(np.average(errors, weights=[4, 4, 2]))
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "loss", [squared, Squared(), OwnCall(), lambda y, p: (jnp.mean((y - p) ** 2), squared(y, p)[1])]
 )

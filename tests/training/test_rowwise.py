@@ -123,7 +123,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("mesh", "axes", "rule"),
     [(*layout, rule) for layout, rule in zip(LAYOUTS, (Descent, ByRow, Lazy, ByRow, Lazy), strict=True)],
@@ -139,6 +139,7 @@ def test_numbers_are_those_of_numpy(mesh, axes, rule):
     assert np.isfinite(model.evaluate([FIRST, SECOND], Y, batch_size=16, verbose=0))
 
 
+@pytest.mark.slow
 def test_first_step_of_adam_is_the_dense_one_and_its_gradient_has_the_dense_norm():
     ids = np.arange(32).reshape(8, 4)  # each row once
     inputs, found = [ids[:, :3], ids[:, 3]], []
@@ -152,6 +153,7 @@ def test_first_step_of_adam_is_the_dense_one_and_its_gradient_has_the_dense_norm
         np.testing.assert_allclose(by_rows, dense, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_slots_are_saved_and_training_resumes(tmp_path):
     model = model_on(on("batch=8", ("batch", None)), Lazy.make())
     inputs = [FIRST[:32], SECOND[:32]]
@@ -165,6 +167,7 @@ def test_slots_are_saved_and_training_resumes(tmp_path):
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_half_precision_sums_gradients_of_rows_in_float32():
     before = kd.mixed_precision.dtype_policy()
     kd.mixed_precision.set_dtype_policy("mixed_float16")
@@ -283,6 +286,7 @@ def test_what_needs_the_whole_table_is_an_error(way, make, options, message):
         model.train_on_batch(FIRST, Y)
 
 
+@pytest.mark.slow
 def test_optimizers_of_other_weights_may_need_whole_weights():
     for optimizer in (
         {"tables": (optimizers.RowWiseAdagrad(0.1), TABLE), "head": (optimizers.Lamb(0.1), "head/.*")},
@@ -295,7 +299,7 @@ def test_optimizers_of_other_weights_may_need_whole_weights():
         np.testing.assert_allclose(model.get_weights()[0], trained(ByRow, EPOCH[:1])[0], rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("mesh", "axes"), LAYOUTS)
 def test_compiled_step_holds_table_and_slots_and_no_other_array_of_their_size(mesh, axes):
     model = model_on(on(mesh, axes), "adam", count=2**16)
@@ -333,6 +337,7 @@ def test_plan_of_100m_rows_has_no_dense_gradient():
     assert by_rows.nbytes_by_role["slot"] == pytest.approx(table / 32, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_any_number_of_lookups_trains_as_the_dense_step():
     def made(rowwise):
         with on("data=2,model=4", ("model", None)).scope():

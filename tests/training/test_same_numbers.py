@@ -32,6 +32,7 @@ def as_bytes(values):
     return {path: value.tobytes() for path, value in values.items()}
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.soak
 @pytest.mark.parametrize(("factory", "name"), crossed([Noisy, Plain], layouts.ALL[1:]))
 def test_initial_weights_are_bitwise_equal_and_training_losses_agree(factory, name):

@@ -54,6 +54,7 @@ def averaged():
     return optimizers.SGD(0.01, momentum=0.9, global_clipnorm=0.5, use_ema=True, gradient_accumulation_steps=2)
 
 
+@pytest.mark.slow
 def test_averages_and_accumulated_gradients_too():
     options = {"report": ["gradient_norm"], "steps_per_execution": 1}
     plain, model = (made("data", memory, averaged(), **options) for memory in (None, "pinned_host"))
@@ -89,6 +90,7 @@ def test_other_steps(options):
     assert {*kinds(model)} == {"pinned_host"}
 
 
+@pytest.mark.slow
 def test_a_step_of_the_user_applies_gradients():
     model = made()
 
@@ -105,6 +107,7 @@ def test_a_step_of_the_user_applies_gradients():
     assert losses[1] < losses[0] and {*kinds(model)} == {"pinned_host"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model.keras", "folder"])
 def test_saved_slots_return_to_the_host(name, tmp_path):
     model = made()
@@ -118,6 +121,7 @@ def test_saved_slots_return_to_the_host(name, tmp_path):
     assert model.train_on_batch(X, Y) == loaded.train_on_batch(X, Y) and are_equal(model, loaded)
 
 
+@pytest.mark.slow
 def test_a_resumed_training_has_them_on_the_host(tmp_path):
     whole = made()
     losses = fitted(whole)["loss"]

@@ -115,6 +115,7 @@ def test_images_split_over_devices_train_as_on_one(name):
     assert_near(used(compiled(split_over(name))), one_device())
 
 
+@pytest.mark.slow
 def test_convolutions_of_flax_do_so_too():
     def trained(distribution):
         model = compiled(distribution, lambda: kd.Model.from_nnx(Foreign, seed=0))
@@ -147,6 +148,7 @@ def test_grouped_convolutions_and_windows_that_overlap_do_so_too(name):
     assert_near(trained(split_over(name)), trained(layouts.one_device()))
 
 
+@pytest.mark.slow
 def test_fully_sharded_kernels_do_not_make_activations_whole():
     """A kernel sharded by its channels, with as many dims as an image, splits no image."""
 
@@ -187,6 +189,7 @@ def test_each_device_computes_its_rows_and_is_given_the_border_of_its_neighbours
     assert f"f32[{BATCH},{HEIGHT},{WIDTH},4]" not in program
 
 
+@pytest.mark.slow
 def test_a_model_is_called_with_images_that_are_split_already():
     distribution = split_over("height and width")
     layout = TensorLayout(SPLIT["height and width"][1], distribution.device_mesh)

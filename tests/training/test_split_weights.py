@@ -70,6 +70,7 @@ def test_one_warning_has_the_rules_to_add_and_they_silence_it():
     assert warnings_of(told) == []
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("rules", "mesh"),
     [
@@ -82,6 +83,7 @@ def test_no_warning(rules, mesh):
     assert warnings_of(rules, mesh, runs=1) == []
 
 
+@pytest.mark.slow
 def test_only_the_weights_without_a_rule_are_named():
     (warning,) = warnings_of({"experts": ("expert", None, None)})
     assert "'stages'" in str(warning.message)

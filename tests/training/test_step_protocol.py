@@ -81,6 +81,7 @@ def test_they_give_what_the_built_in_steps_give(name: str) -> None:
     assert model.get_layer("d1").kernel.layout.axes == (None, "model")
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "compiled", [{"steps_per_execution": 2, "donate": False}, {"check": True}], ids=["several steps", "checked"]
 )
@@ -88,6 +89,7 @@ def test_how_steps_run_changes_no_number(compiled: Any) -> None:
     assert_same(trained(Stepped, compiled=compiled, rows=16)[1], built_in(16))
 
 
+@pytest.mark.slow
 def test_what_optimizers_do_beside_their_step_they_do_here_too() -> None:
     found = []
     for model_class in (Stepped, kd.Model):
@@ -98,6 +100,7 @@ def test_what_optimizers_do_beside_their_step_they_do_here_too() -> None:
     assert_same(*found, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_in_half_precision_scales_its_loss() -> None:
     def half(model_class: Any) -> Any:
         return tagging(model_class, "mixed_float16")
@@ -133,6 +136,7 @@ class Breaks(kd.callbacks.Callback):
             raise RuntimeError("stopped")
 
 
+@pytest.mark.slow
 def test_a_training_that_broke_off_goes_on_inside_its_epoch(tmp_path: pathlib.Path) -> None:
     def options() -> Any:
         backup = kd.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=1)
@@ -186,6 +190,7 @@ class Adversaries(kd.Model):
         return {"loss": loss}, ([*made, *critic], others, [*slots_of_critic, *slots_of_made], measured)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", ["one device", "data=4,model=2"])
 def test_several_optimizers_on_inputs_alone(name: str) -> None:
     kd.set_random_seed(0)
@@ -205,6 +210,7 @@ def of_tensorflow(self: Any, data: Any) -> Any:
     return {"loss": 0.0}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", ["train_step", "test_step", "predict_step"])
 def test_the_form_of_other_backends_is_refused_and_that_of_jax_shown(name: str) -> None:
     model = tagging(type("Other", (kd.Model,), {name: of_tensorflow}))
@@ -213,6 +219,7 @@ def test_the_form_of_other_backends_is_refused_and_that_of_jax_shown(name: str) 
     assert f"{name}(self, state, data)" in str(caught.value) and "stateless_call" in str(caught.value)
 
 
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize(
     ("step", "message"),
     [
@@ -246,6 +253,7 @@ def test_what_is_frozen_after_compile_asks_for_another_compile() -> None:
     np.testing.assert_array_equal(before[0], model.get_layer("d1").get_weights()[0])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
 def test_what_a_test_step_changes_is_kept(steps_per_execution: int) -> None:
     class Adapting(kd.Sequential):

@@ -105,6 +105,7 @@ def test_layers_are_not_added_or_removed_while_fit_runs(method):
     assert len(model.layers) == 2
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("method", ["compile", "redistribute"])
 def test_what_changes_the_steps_is_refused_while_fit_runs(method):
     model = kd.Model.from_nnx(Plain, seed=0)
@@ -184,6 +185,7 @@ class TestSaving:
             assert int(stored.arrays_below("step")[""]) == stored.step
 
 
+@pytest.mark.slow
 def test_get_weights_does_not_mix_two_steps_of_another_thread(model, monkeypatch):
     model.train_on_batch(X[:8], Y[:8])  # compiles
     before = model.get_weights()

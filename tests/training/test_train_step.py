@@ -62,6 +62,7 @@ class TestGan:
         )
         return model, model.fit(cls.POINTS, batch_size=25, epochs=2, verbose=0).history
 
+    @pytest.mark.slow
     def test_the_numbers_are_the_same_on_every_mesh(self, sharded_gan):
         _, expected = self.trained("one device")
         _, found = sharded_gan
@@ -215,6 +216,7 @@ class TestNamedOptimizers:
         for path, value in found[1].items():
             np.testing.assert_allclose(found[0][path], value, atol=1e-6)
 
+    @pytest.mark.slow
     def test_one_of_them_may_search_along_a_line(self):
         model = built(name="data=4,model=2")
         model.compile({"d1": optax.lbfgs(), "d2": "sgd"}, loss=LOSS)
@@ -231,6 +233,7 @@ class TestTrainable:
         nnx.PathContains("d2"): {"d2/bias", "d2/kernel"},
     }
 
+    @pytest.mark.first_cases(2)
     @pytest.mark.parametrize(("trainable", "expected"), FROZEN.items(), ids=map(str, FROZEN))
     def test_a_filter_or_expression_freezes_the_rest(self, trainable, expected):
         model = built(Noisy, "data=4,model=2", trainable=trainable)

@@ -50,6 +50,7 @@ def run(name):
     return history, scores, model.predict(X, batch_size=32, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MESHES if ROUNDS else ["fully data=8"])
 def test_100_rows_in_batches_of_32_give_the_numbers_of_one_device(name):
@@ -160,6 +161,7 @@ REPEATING = [("", "data=4,model=2"), ("rows", "data=2,model=4"), ("columns", "da
 """Meshes whose model axis repeats the batch."""
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("split", "name"), crossed(SPLIT, ["data=4,model=2", "data=2,model=4", "data=8,model=1"]) if LARGE else REPEATING

@@ -45,6 +45,7 @@ def test_values_of_validation_are_at_their_epochs():
     assert [len(re.findall(r"<td[^>]*>[0-9.]", row)) for row in rows] == [2, 1, 1, 2, 1]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_what_fit_returns_is_drawn_and_saved(tmp_path, ending, start):
     model = kd.Model.from_nnx(Plain, seed=0)
