@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from keras_dist.planner.halos import numbers_of
-from keras_dist.planner.sharded_module import ShardedModule, layer_in, name_of, operations_in, text_of
-from keras_dist.planner.tile_padding import padded_images, padded_in_product, without_product
+from keras_dist.planner.sharded_module import ShardedModule, is_argument, layer_in, name_of, operations_in, text_of
+from keras_dist.planner.tile_padding import padded_images, padded_in_product, padded_rows, without_product
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
@@ -64,6 +64,8 @@ _WITHOUT_MEMORY = (
 of Pallas for TPUs, whose intermediate results are in VMEM."""
 _BARRIERS = ("stablehlo.optimization_barrier", "sdy.sharding_constraint")
 """Views that XLA for CPUs removes before it looks for equal operations."""
+_ALLOWANCE = 1.05
+"""Times the padding of products, for the copies with other tiles that XLA for TPUs keeps at the same time."""
 _TO_HOST = '_xla_buffer_placement = "pinned_host"'
 _WITH_BLOCKS = (*_named("case if while"), "sdy.manual_computation")
 
@@ -99,6 +101,12 @@ class Operation:
     is_rounded: bool = False
     """Whether it is a product of default precision: TPUs round its operands to bfloat16."""
 
+    def results_of(self, operand: Value) -> list[Value]:
+        """Return the results that are computed from an operand; a barrier has one result for each operand."""
+        if self.name != "stablehlo.optimization_barrier":
+            return self.results
+        return [result for each, result in zip(self.operands, self.results, strict=True) if each is operand]
+
 
 @dataclasses.dataclass(eq=False)
 class Block:
@@ -122,6 +130,7 @@ class Reader:
         self._values: list[Value] = []
         self._constants = set[Value]()
         self._reshapes: list[Operation] = []
+        self._same_tiles: list[tuple[Operation, Value]] = []
         self._known_results: dict[Any, list[Value]] = {}  # of the block that is read, by operation and operands
         self.opaque: dict[str, None] = {}
         self.rearranged: dict[str, int] = {}
@@ -144,6 +153,11 @@ class Reader:
 
     def _round_and_pad(self) -> None:
         """Note what XLA for TPUs rounds to bfloat16, and pads to tiles; it copies arrays that get other tiles."""
+        for operation, operand in self._same_tiles:
+            operation.results[0].padding = min(operation.results[0].padding, operand.padding)
+        for operation, operand in self._same_tiles:
+            if operation.name == "stablehlo.transpose":
+                operand.padding = operation.results[0].padding
         rounded = [each for each in self._values if each.is_float32 and not each.is_padded and _is_rounded(each, set())]
         for value in rounded:
             value.nbytes //= 2
@@ -151,7 +165,8 @@ class Reader:
             if reshape.operands[0].is_padded or reshape.results[0].is_padded:
                 reshape.name = "copy"
         for value in self._values:
-            value.nbytes = int(value.nbytes * value.padding) if value.is_padded else value.nbytes
+            more = _ALLOWANCE * (value.padding - 1) if value.is_padded else 0
+            value.nbytes += int(value.nbytes * more)
 
     def _value(self, value: Any) -> Value:
         nbytes = self._module.nbytes(value)
@@ -195,12 +210,16 @@ class Reader:
                 _connect(operands, condition, body, made.results)
             elif name == "stablehlo.reshape":
                 self._reshapes.append(made)
+            elif name in FUSED - RESIZED and sum(each not in self._constants for each in operands) == 1:
+                self._same_tiles.append((made, next(each for each in operands if each not in self._constants)))
             elif name in PRODUCTS:
                 if name == "stablehlo.dot_general" and self._module.platform == "tpu":
                     paddings = padded_in_product(operation, self._module)
                     for value, padding in zip((*operands, *made.results), paddings, strict=True):
                         value.padding = min(value.padding, padding)
                 made.is_rounded = "HIGH" not in str(dict(operation.attributes).get("precision_config"))
+            elif self._module.platform == "tpu" and name == "stablehlo.gather":
+                into += self._padded_lookup(made, padded_rows(operation, self._module))
             if name in CONSTANTS or (name == "stablehlo.broadcast_in_dim" and operands[0] in self._constants):
                 self._constants.update(made.results)
             if self._module.platform == "cpu":
@@ -210,7 +229,18 @@ class Reader:
             known |= zip(operation.results, made.results, strict=True)
             for operand in dict.fromkeys(made.operands):
                 operand.readers.append(made)
-            into.append(made)
+            is_early = self._module.platform == "tpu" and _gathers_table(operation)
+            into.insert(0 if is_early else len(into), made)
+
+    def _padded_lookup(self, lookup: Operation, padding: float) -> Iterable[Operation]:
+        """Pad the rows that are looked up, and yield the copy of the table that XLA for TPUs looks them up in."""
+        if padding > 1:
+            table, rows = lookup.operands[0], lookup.results[0]
+            rows.nbytes = int(rows.nbytes * padding)
+            lookup.operands[0] = Value(int(table.nbytes * padding), shape=table.shape)
+            copy = Operation("copy", [table], [lookup.operands[0]])
+            table.readers.append(copy)
+            yield copy
 
     def _copies_of_constants(self, operation: Operation) -> Iterable[Operation]:
         """Replace constants that an operation overwrites by copies, which XLA for CPUs makes early."""
@@ -278,6 +308,13 @@ def _is_one_of_each_row(operation: Any) -> bool:
     return "batching_dims" in numbers and not re.search(r"(offset|update_window)_dims = \[\d", numbers)
 
 
+def _gathers_table(operation: Any) -> bool:
+    """Whether an operation gathers a table for lookups: XLA for TPUs does this before all other operations."""
+    if operation.name != "sdy.all_gather" or not is_argument(operation.operands[0].owner):
+        return False
+    return any(use.owner.operation.name == "stablehlo.gather" for use in operation.results[0].uses)
+
+
 def _rearranges(operation: Any) -> bool:
     """Return whether XLA for TPUs needs unknown copies: of what is sorted, and of elements at steps."""
     if operation.name == "stablehlo.slice":
@@ -302,7 +339,7 @@ def _is_rounded(value: Value, seen: set[Value]) -> bool:
     seen.add(value)
     for reader in value.readers:
         if reader.name in _MOVES or (reader.name in FUSED and value.readers == [reader]):
-            ends_rounded = _is_rounded(reader.results[0], seen)
+            ends_rounded = all(_is_rounded(each, seen) for each in reader.results_of(value))
         else:
             is_carried = reader.name == "stablehlo.while" or (reader.name == "return" and bool(value.flows_to))
             ends_rounded = is_carried or reader.is_rounded

@@ -93,12 +93,12 @@ class _Simulation:
         readers = result.readers
         sinks: set[Operation] = set()
         for reader in readers:
-            if reader not in self._index or not reader.results:
+            computed = reader.results_of(result) if reader in self._index else []
+            is_passed = reader.name in program.FUSED | program.VIEWS
+            if not is_passed or not computed or any(self._is_kept[each] for each in computed):
                 sinks.add(reader)
-            elif reader.name in program.FUSED | program.VIEWS and not self._is_kept[reader.results[0]]:
-                sinks |= self._sinks[reader.results[0]]
             else:
-                sinks.add(reader)
+                sinks.update(*(self._sinks[each] for each in computed))
         self._sinks[result] = sinks
         if operation.name in program.CONSTANTS or operation.name in program.VIEWS:
             self._is_kept[result] = False
@@ -211,25 +211,37 @@ class _Simulation:
         """Find the arrays that each value is computed from, and where each array is read last."""
         self._roots: dict[Value, frozenset[Value]] = {}
         self._last: dict[Value, int] = {}
+        self._reduced = set[Value]()
         for argument in self._block.arguments:
             self._roots[argument] = frozenset([argument])
         for index, operation in enumerate(self._block.operations):
             read = frozenset[Value]().union(*map(self._roots_of, operation.operands))
+            if self._is_tpu and operation.name == "stablehlo.reduce" and len(read) == 1:
+                self._reduced |= read  # stored by an operation with two results: XLA stores no other one in its place
             for place, result in enumerate(operation.results):
-                if not self._is_kept[result] and self._is_smaller(operation, result):
+                if not self._is_kept[result] and self._is_cheaper(operation, result):
                     self._is_kept[result] = True
                 self._roots[result] = self._roots_made(operation, place, result, read)
             if not operation.results or any(self._roots[result] != read or not read for result in operation.results):
                 self._last |= dict.fromkeys(read, index)
 
-    def _is_smaller(self, operation: Operation, result: Value) -> bool:
-        """Whether an array of several readers takes less than the arrays from which it would be computed again."""
-        if operation.name not in program.FUSED or len(self._sinks[result]) < 2:
+    def _is_cheaper(self, operation: Operation, result: Value) -> bool:
+        """Whether an array of several readers is kept: computing it again needs more memory, or on TPUs more reads."""
+        readers = self._sinks[result]
+        if operation.name not in program.FUSED or len(readers) < 2:
             return False
-        roots = frozenset[Value]().union(*map(self._roots_of, operation.operands)).difference(self._block.arguments)
+        roots = frozenset[Value]().union(*map(self._roots_of, operation.operands))
         large = [root for root in roots if root.nbytes >= result.nbytes]
+        if self._is_tpu and len(large) * len(readers) > len(large) + len(readers) and not self._is_passed_on(result):
+            return True
+        large = [root for root in large if root not in self._block.arguments]
         end = self._end_of(result, None) if len(large) > 1 else 0
         return sum(self._end_of(root, result) < end for root in large) > 1
+
+    def _is_passed_on(self, value: Value) -> bool:
+        """Whether one result of it, which is computed where it is needed, has the same readers at the end."""
+        computed = (result for reader in value.readers for result in reader.results_of(value))
+        return any(self._sinks.get(each) == self._sinks[value] for each in computed if not self._is_kept.get(each))
 
     def _end_of(self, value: Value, without: Value | None) -> int:
         """Return where a value is read last, except through the value `without`; at the end, if that takes long."""
@@ -268,12 +280,13 @@ class _Simulation:
         """Yield the arrays whose memory a result may take: they are read for the last time."""
         if operation.name in ("stablehlo.while", "stablehlo.scatter"):
             operands = [operation.operands[place]]
-        elif operation.name in program.FUSED:
+        elif operation.name in program.FUSED or (self._is_tpu and operation.name == "sdy.all_reduce"):
             operands = operation.operands
         else:
             return
         for operand in operands:
-            yield from (root for root in self._roots_of(operand) if self._last.get(root, -1) <= index)
+            roots = self._roots_of(operand) - self._reduced
+            yield from (root for root in roots if self._last.get(root, -1) <= index)
 
     def _is_in_place(
         self, operation: Operation, result: Value, index: int, carried: dict[Value, Value], returned: set[Value]
