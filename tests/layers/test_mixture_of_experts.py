@@ -177,7 +177,7 @@ def test_experts_stay_and_tokens_are_exchanged(preset):
     assert compiled.get(("all_gather", ("expert",)), 0) <= 4 * FEATURES * (EXPERTS + FEATURES)  # the other weights
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("is_fully_sharded", [False, True])
 def test_a_trillion_parameters_whose_experts_also_shard_the_batch_are_not_gathered(is_fully_sharded):
     mesh = kd.DeviceMesh("data=8,expert=128", devices=[f"tpu:{number}" for number in range(1024)])

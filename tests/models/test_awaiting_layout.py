@@ -108,6 +108,7 @@ def test_nothing_creates_values_before_the_search():
     assert all(map(is_deferred, model.variables)) and "value=deferred" in repr(kernel)
 
 
+@pytest.mark.slow
 def test_weights_of_layers_that_cannot_be_deferred_are_counted_but_not_listed():
     inner = [layers.Dense(8), layers.Dropout(0.1)]
     model = made(lambda: kd.Sequential([kd.Input((4,)), kd.Sequential(inner), layers.Dense(8)]))

@@ -233,7 +233,7 @@ class Block(nnx.Module):
         return x + self.narrow(nnx.gelu(self.widen(x)))
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [Plain, Plain(nnx.Rngs(0)), pytest.param(ScannedTransformer, marks=pytest.mark.slow)],

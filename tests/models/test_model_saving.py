@@ -175,6 +175,7 @@ def continued(saved):
         return fit(load_model(saved[1]), X, LABELS, epochs=2).history["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("where", ["four devices", *["fully data=8"] * bool(ROUNDS), *["one device"] * LARGE])
 def test_a_model_comes_to_other_meshes(where, saved, continued):

@@ -104,7 +104,7 @@ def fitted(model: kd.Model, data: Any, **options: Any) -> list[float]:
 BATCHES = Batches((X, X), 8)
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("where", "options", "data"),
     [

@@ -64,6 +64,7 @@ def calls(action):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", few([sequential, functional, subclass], functional))
 def test_no_function_is_called_more_than_linearly_often(make):
     used(make(3))  # what is done once in a process

@@ -153,7 +153,7 @@ def trained(
 ON_ONE_DEVICE: dict[str, tuple[list[float], list[np.ndarray], np.ndarray]] = {}
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.soak
 @pytest.mark.parametrize(("network", "mesh"), PAIRS)
 def test_it_equals_itself_on_one_device(network, mesh):
@@ -186,6 +186,7 @@ def test_what_another_layer_reads_is_one_array():
     assert np.allclose(alone.predict(x, verbose=0), x @ table.T, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_a_convolution_may_be_sharded_spatially():
     """SAME padding: XLA exchanges the rows at the borders of the shards."""

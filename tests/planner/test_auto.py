@@ -191,6 +191,7 @@ def test_on_one_axis_slots_or_all_weights_are_sharded(kind, unknown_machine):
     assert names["distribution"] == found.distribution
 
 
+@pytest.mark.slow
 def test_it_keeps_to_a_limit_of_memory(unknown_machine):
     factory, batch, loss = STEPS["block, nnx"]
     free = kd.AutoParallel(MESH).search(factory, batch, "adam", loss)

@@ -79,6 +79,7 @@ def test_what_sharding_a_class_costs_is_what_the_textbook_says():
         classes.cost_of("heads", 3)
 
 
+@pytest.mark.slow
 def test_it_prints_a_table():
     text = str(decoder(True))
     for words in ("mlp", "blocks/down/kernel[1]", "bytes of weights", "all_reduce of"):

@@ -33,6 +33,7 @@ def test_a_rule_that_makes_every_block_gather(name):
         assert "3 turns of a loop" in first.given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(MISTAKES, "unrolled"))
 def test_the_remedy_ends_it(name):
     module, mistaken = MISTAKES[name]

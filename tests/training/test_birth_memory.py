@@ -66,6 +66,7 @@ def test_optimizer_slots_are_sharded_as_the_weights(measured):
     assert all(abs(nbytes - ideal) <= 0.02 * ideal for nbytes in measured["slots"].values())
 
 
+@pytest.mark.slow
 def test_compiled_init_needs_the_sharded_state_and_four_shards():
     rules = kd.LayoutMap(kd.DeviceMesh("data=1,model=8"))
     rules["w.*"] = (None, "model")

@@ -162,6 +162,7 @@ def test_the_plan_sees_the_memory():
     assert found[0] < 0.7 * found[1]
 
 
+@pytest.mark.slow
 def test_metrics_get_tokens_beside_the_logits_that_predict_them():
     with on("data=2,model=4").scope():
         model = network(False)

@@ -226,6 +226,7 @@ class TestPrograms:
             assert part in str(warned[0].message)
         model.train_on_batch(X[:5], Y[:5])
 
+    @pytest.mark.slow
     def test_the_lengths_of_one_data_set_are_expected(self):
         model = Trained("one device", Plain, steps_per_execution=1).model
         for batch_size in (8, 9):

@@ -82,6 +82,7 @@ class TestGan:
         kernel = adam.mu["generator"]["layers"][0]["kernel"]
         assert kernel.addressable_shards[0].data.size == kernel.size // 8
 
+    @pytest.mark.slow
     def test_train_on_batch_runs_it_too_and_both_play(self, sharded_gan):
         model, _ = sharded_gan
         before, step = values_of(model), int(model.state.step)
