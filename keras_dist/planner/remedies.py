@@ -185,7 +185,7 @@ class _Search:
         count = range(len(changes))
         costs = [self._costs_of(self._layouts_after([change])) for change in changes]
         flops = (1 + _MOST_REPEATED) * min((each.flops for each in costs), default=0)
-        ended = [(each.flops > flops, each.hidden_nbytes, _score(each)) for each in costs]
+        ended = [(each.flops > flops, each.moved_nbytes + each.hidden_nbytes, _score(each)) for each in costs]
         order = sorted(count, key=lambda n: (is_forgotten and n > 0, *ended[n]))
         sets = [(*range(n + 1),) for n in count] + [(n,) for n in count if n and not is_forgotten]
         found: list[tuple[float, Layouts, tuple[Layouts, ...]]] = []
