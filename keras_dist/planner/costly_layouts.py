@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from keras_dist.distribution.layout import Axis
@@ -21,11 +22,13 @@ from keras_dist.planner.explanation import reason_of
 from keras_dist.planner.hidden_reshards import alike, hidden_reshards, named
 from keras_dist.planner.propagation import Propagated, Repeated
 from keras_dist.planner.remedies import Remedy, Retrace, find_remedy
+from keras_dist.planner.search import used_by
 from keras_dist.planner.tracing import StepProgram
 
 _LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE, _LEAST_CAUSE = 0.04, 0.02, 0.1, 0.05
 _LEAST_ALONE = 0.1
 """The part of the FLOPs from which repeated work is a problem although no rules end it."""
+_EXPERTS = re.compile(r"(^|[/_])experts?([/_]|$)")
 NO_RULE = (
     "no rules that were tried cost less; print(kd.planner.dim_classes(model, batch)) shows what sharding dims costs"
 )
@@ -130,17 +133,24 @@ def _sliced_weights(program: StepProgram, step: Propagated) -> Iterator[Problem]
 
 
 def _large_weights(program: StepProgram) -> Iterator[Problem]:
-    """Yield the problem of each large weight that is whole where rules shard other weights."""
-    rows = [row for row in program.state.rows if row.role == "parameter"]
-    least = _LEAST_LARGE * sum(row.nbytes_per_device for row in rows)
-    used = {axis for row in rows for entry in row.compute_axes for axis in axis_tuple(entry)}
+    """Yield the problem of large weights that are whole where rules shard others, or that are of experts."""
+    rows = [row for row in program.state.rows if row.role == "parameter" and len(row.shape) > 1]
+    least = _LEAST_LARGE * sum(row.nbytes_per_device for row in program.state.rows if row.role == "parameter")
+    every = set(program.state.mesh.axis_names)
+    used = used_by([entry for row in rows for entry in row.compute_axes])
     used -= set(axis_tuple(program.distribution.batch_dim_name))
+    grouped: dict[tuple[str, tuple[int, ...]], list[Row]] = collections.defaultdict(list)
     for row in rows:
-        if used and len(row.shape) > 1 and not any(row.compute_axes) and row.nbytes_per_device >= least:
-            given = f"layout {render_axes(row.axes)}, {render_bytes(row.nbytes_per_device)} on each device"
-            over = _joined(sorted(used))
-            summary = f"{row.path!r} is not sharded over {over}, as other weights are"
-            yield Problem("whole", row.path, summary, given, f"a layout over {over}", NO_RULE)
+        grouped[re.sub(r"\d+", "#", row.path), row.shape].append(row)
+    for (name, _), group in grouped.items():
+        whole = [row for row in group if not any(row.compute_axes)]
+        over = used_by([entry for row in group for entry in row.compute_axes]) or used
+        over = over or (every if _EXPERTS.search(name) else set())
+        held = sum(row.nbytes_per_device for row in whole)
+        if over and whole and held >= least:
+            summary = f"{named([row.path for row in whole])} is not sharded over {_joined(sorted(over))}"
+            given = f"layout {render_axes(whole[0].axes)}, {render_bytes(held)} on each device"
+            yield Problem("whole", whole[0].path, summary, given, f"a layout over {_joined(sorted(over))}", NO_RULE)
 
 
 def _cause(program: StepProgram, remedy: Remedy) -> Problem:
@@ -160,7 +170,7 @@ def _cause(program: StepProgram, remedy: Remedy) -> Problem:
 def _changed(program: StepProgram, change: Mapping[str, tuple[Axis, ...]]) -> tuple[str, str, str, str]:
     """Return the path, the cause, and the layouts before and after a change, as text."""
     rows = {row.path: row for row in (*program.state.rows, *program.batch.rows)}
-    path, *_ = paths = list(change)
+    path, *_ = paths = sorted(change, key=lambda path: -rows[path].nbytes if path in rows else 0)
     if path not in rows:
         return path, f"rule {path!r} makes layers gather", "with the rule", "without the rule"
     first = rows[path]

@@ -53,7 +53,7 @@ def _edited(
     rule: str, axes: tuple[Axis, ...], rows: Sequence[Row], wanted: Layouts, unruled: Layouts
 ) -> dict[str, tuple[Axis, ...]]:
     """Return a rule, also for all blocks, with the layout of all weights that it matches; empty without such."""
-    for text in _variants(rule):
+    for text in _variants(rule, is_path=any(rule in row.names for row in rows)):
         matched = [row.path for row in rows if any(name == text or LayoutMap.matches(text, name) for name in row.names)]
         found = {tuple(wanted[path]) for path in matched}
         if len(found) == 1:
@@ -63,9 +63,8 @@ def _edited(
     return {}
 
 
-def _variants(rule: str) -> Iterator[str]:
-    if LayoutMap.matches(rule, rule):  # a path
-        rule = re.escape(rule) if re.escape(rule) != rule else rule
+def _variants(rule: str, is_path: bool) -> Iterator[str]:
+    rule = re.escape(rule) if is_path else rule
     widened = "/".join(r"\d+" if _NUMBERS.fullmatch(part) else part for part in rule.split("/"))
     yield from dict.fromkeys((widened, rule))
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import itertools
 import math
 import operator
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from keras_dist.distribution.fully_sharded import FullySharded
@@ -32,7 +34,7 @@ from keras_dist.planner.candidates import Screen
 from keras_dist.planner.dim_classes import DimClass, classes_of
 from keras_dist.planner.edited_rules import edited_rules
 from keras_dist.planner.propagation import Propagated, propagate
-from keras_dist.planner.search import fully_sharded, nbytes_of
+from keras_dist.planner.search import fully_sharded, nbytes_of, used_by
 from keras_dist.planner.tracing import StepProgram
 
 Layouts = Mapping[str, tuple[Axis, ...]]
@@ -43,7 +45,10 @@ MOST_TRIED = 64
 """Largest number of layouts that are propagated to find a remedy."""
 
 _MOST_SECONDS = 60.0
-_MOST_ROUNDS, _LEAST_GAIN, _SAME, _LARGE = 5, 0.01, 0.001, 0.02
+_MOST_ROUNDS, _MOST_SWAPPED, _LEAST_GAIN, _SAME, _LARGE = 5, 10, 0.01, 0.001, 0.02
+_MOST_REPEATED, _LESS, _HALVED = 0.1, 0.8, 0.6
+"""Part of the FLOPs that rules may add, since a step that moves far less may repeat a small layer; and the part that is
+left where much work was repeated, and where most was."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +59,13 @@ class Figures:
         moved_nbytes: bytes of collectives.
         flops: FLOPs of matrix multiplications and convolutions.
         held_nbytes: bytes of weights and slots.
+        hidden_nbytes: the part of `moved_nbytes` that no rule asks for.
     """
 
     moved_nbytes: int
     flops: int
     held_nbytes: int
+    hidden_nbytes: int = 0
 
     def __str__(self) -> str:
         moved, held = render_bytes(self.moved_nbytes), render_bytes(self.held_nbytes)
@@ -89,7 +96,7 @@ class Remedy:
     @property
     def gain(self) -> float:
         """Part of the costs that ends: of bytes moved, FLOPs or bytes held, the largest."""
-        before, after = dataclasses.astuple(self.before), dataclasses.astuple(self.after)
+        before, after = dataclasses.astuple(self.before)[:3], dataclasses.astuple(self.after)[:3]
         return max(1 - new / max(old, 1) for old, new in zip(before, after, strict=True))
 
     def __str__(self) -> str:
@@ -97,12 +104,15 @@ class Remedy:
 
 
 def find_remedy(program: StepProgram, step: Propagated, retrace: Retrace) -> Remedy | None:
-    """Return the best rules of those that were tried; None if none is better than the rules of the step."""
+    """Return the best rules of those that were tried; None if none is better than the rules of the step.
+
+    Sets of the changes that were found are traced, until one costs as little as the next set is expected to.
+    """
     search = _Search(program, step)
-    found = search.run()
-    before = _figures(program, step)
-    for count in range(len(found), 0, -1):
-        changes, layouts = tuple(each for each, _ in found[:count]), found[count - 1][1]
+    before, best = _figures(program, step), None
+    for gain, layouts, changes in search.sets():
+        if best is not None and _score(best.after) < _score(before) - gain + _LEAST_GAIN:
+            break
         distribution, code = search.distribution_of(layouts)
         try:
             with warnings.catch_warnings():
@@ -112,21 +122,37 @@ def find_remedy(program: StepProgram, step: Propagated, retrace: Retrace) -> Rem
             continue
         other = propagate(traced.lowered)
         after = _figures(traced, other)
-        if after.flops <= (1 + _LEAST_GAIN) * before.flops and _score(after) < _score(before) - _LEAST_GAIN:
-            return Remedy(changes, code, before, after, traced, other)
-    return None
+        more = _LEAST_GAIN * max(1, len(changes) - len(best.changes) if best else 0)
+        if _is_better(after, before) and (best is None or _score(after) < _score(best.after) - more):
+            best = Remedy(changes, code, before, after, traced, other)
+    return best
 
 
 def _figures(program: StepProgram, step: Propagated) -> Figures:
     rows = program.state.rows
-    held = nbytes_of(rows, {row.path: row.axes for row in rows}, program.state.mesh.axis_sizes)
-    return Figures(sum(each.nbytes_per_step for each in step.collectives), step.flops, held)
+    return _costs(step, nbytes_of(rows, {row.path: row.axes for row in rows}, program.state.mesh.axis_sizes))
+
+
+def _costs(step: Propagated, held_nbytes: int) -> Figures:
+    moved = sum(each.nbytes_per_step for each in step.collectives)
+    hidden = sum(each.nbytes_per_step for each in step.collectives if not each.is_asked)
+    return Figures(moved, step.flops, held_nbytes, hidden)
 
 
 def _score(figures: Figures) -> float:
-    """Return a number that is lower the better; ratios count, since a step may be of any size."""
+    """Return a number that is lower the better; ratios count, since a step may be of any size.
+
+    Hidden reshards count twice: new ones are no remedy.
+    """
     held = max(figures.held_nbytes, 1)
-    return 2 * math.log((figures.moved_nbytes + held / 8) * max(figures.flops, 1)) + math.log(held)
+    moved = figures.moved_nbytes + figures.hidden_nbytes
+    return 2 * math.log((moved + held / 8) * max(figures.flops, 1)) + math.log(held)
+
+
+def _is_better(after: Figures, before: Figures) -> bool:
+    """Whether costs are lower. Work that all devices repeat ends at any price: that is what devices are for."""
+    is_lower = after.flops <= (1 + _MOST_REPEATED) * before.flops and _score(after) < _score(before) - _LEAST_GAIN
+    return is_lower or after.flops <= _HALVED * before.flops
 
 
 class _Search:
@@ -141,31 +167,78 @@ class _Search:
         self._classes = list(classes_of(program))
         self._screens: dict[tuple[str, ...], Screen] = {}
         self._tried, self._deadline = 0, time.monotonic() + _MOST_SECONDS
+        self._layouts = {row.path: row.axes for row in (*self._weights.values(), *self._batch)}
+        self._before = self._costs_of(self._layouts)
 
-    def run(self) -> list[tuple[Layouts, Layouts]]:
-        """Return changes, each with all layouts after it."""
-        layouts = {row.path: row.axes for row in (*self._weights.values(), *self._batch)}
-        best, changes = self._figures(self._propagated(layouts), layouts), list[tuple[Layouts, Layouts]]()
-        while len(changes) < _MOST_ROUNDS:
-            found = [
-                (_score(after), after, {**layouts, **each}, each)
-                for each, after in self._tries(layouts)
-                if after.flops <= (1 + _LEAST_GAIN) * best.flops  # moving less must not repeat work
-            ]
-            least = min((score for score, *_ in found), default=math.inf)
-            if least > _score(best) - _LEAST_GAIN:
-                break
-            same = [each for each in found if each[0] < least + _SAME]
-            _, best, layouts, change = min(same, key=lambda each: len(self._edited(each[2])))
-            changes.append((change, layouts))
-        return changes
+    def sets(self) -> list[tuple[float, Layouts, tuple[Layouts, ...]]]:
+        """Return sets of the changes that are found, with expected gain and layouts: all, the first, and each alone.
 
-    def _tries(self, layouts: Layouts) -> Iterator[tuple[Layouts, Figures]]:
-        for each in self._candidates(layouts):
+        First comes the batch over axes along which much work is repeated: where no weight is sharded, in all sets; else
+        alone, since a screened step lacks the constraints of experts. Then comes the largest gain; each change must add
+        to it. In a set, first comes the change that ends most repeated work, and of several the one that ends most
+        reshards.
+        """
+        batch = self._batch_for_all()
+        is_forgotten = batch is not None and not self._used(self._weights, self._layouts)
+        changes = [batch] if batch is not None and is_forgotten else []
+        changes += self._further(changes)
+        count = range(len(changes))
+        costs = [self._costs_of(self._layouts_after([change])) for change in changes]
+        flops = (1 + _MOST_REPEATED) * min((each.flops for each in costs), default=0)
+        ended = [(each.flops > flops, each.moved_nbytes + each.hidden_nbytes, _score(each)) for each in costs]
+        order = sorted(count, key=lambda n: (is_forgotten and n > 0, *ended[n]))
+        sets = [(*range(n + 1),) for n in count] + [(n,) for n in count if n and not is_forgotten]
+        found: list[tuple[float, Layouts, tuple[Layouts, ...]]] = []
+        for chosen in sets:
+            layouts = self._layouts_after([changes[n] for n in chosen])
+            gain = _score(self._before) - _score(self._costs_of(layouts))
+            if is_forgotten or gain > _LEAST_GAIN:
+                found.append((gain, layouts, tuple(changes[n] for n in order if n in chosen)))
+        found.sort(key=lambda each: _LEAST_GAIN * len(each[2]) - each[0])
+        alone = [] if batch is None or is_forgotten else [(math.inf, self._layouts_after([batch]), (batch,))]
+        return [*alone, *found]
+
+    def _further(self, changes: list[Layouts]) -> list[Layouts]:
+        """Return changes after these, each of which is best after those before it."""
+        layouts = self._layouts_after(changes)
+        best, further = self._costs_of(layouts), list[Layouts]()
+        while len(further) < _MOST_ROUNDS and (found := self._best(layouts, best)):
+            best, change = found
+            layouts = {**layouts, **change}
+            further.append(change)
+        return further
+
+    def _layouts_after(self, changes: Iterable[Layouts]) -> Layouts:
+        return functools.reduce(lambda layouts, change: {**layouts, **change}, changes, self._layouts)
+
+    def _batch_for_all(self) -> Layouts | None:
+        """Return the batch over axes along which much work is repeated."""
+        idle, again = self._idle(self._layouts), {axis for each in self._step.repeated for axis in each.axes}
+        axes = [axis for axis in self._sizes if axis in idle or axis in again]
+        tried = self._tries(self._batches(self._layouts, axes), self._layouts)
+        found = [(after.flops, after.moved_nbytes, each) for each, after in tried]
+        flops, _, change = min(found, key=lambda each: each[:2], default=(math.inf, 0, None))
+        return change if flops <= _LESS * self._before.flops else None
+
+    def _best(self, layouts: Layouts, best: Figures) -> tuple[Figures, Layouts] | None:
+        """Return the change with the lowest score, and of equal ones that with the fewest rules."""
+        found = [
+            (_score(after), after, each)
+            for each, after in self._tries(self._candidates(layouts), layouts)
+            if after.flops <= (1 + _MOST_REPEATED) * best.flops  # moving less must not repeat work
+        ]
+        least = min((score for score, *_ in found), default=math.inf)
+        if least > _score(best) - _LEAST_GAIN:
+            return None
+        same = [each for each in found if each[0] < least + _SAME]
+        _, after, change = min(same, key=lambda each: len(self._edited({**layouts, **each[2]})))
+        return after, change
+
+    def _tries(self, changes: Iterable[Layouts], layouts: Layouts) -> Iterator[tuple[Layouts, Figures]]:
+        for each in changes:
             if self._tried < MOST_TRIED and time.monotonic() < self._deadline:
                 self._tried += 1
-                after = {**layouts, **each}
-                yield each, self._figures(self._propagated(after), after)
+                yield each, self._costs_of({**layouts, **each})
 
     def _edited(self, layouts: Layouts) -> LayoutMap:
         return edited_rules(self._rules, list(self._weights.values()), layouts)
@@ -179,23 +252,22 @@ class _Search:
     def _with_slots(self, layouts: Layouts) -> Layouts:
         return {**layouts, **{slot: layouts[path] for slot, path in self._slots.items() if path in layouts}}
 
-    def _figures(self, step: Propagated, layouts: Layouts) -> Figures:
+    def _costs_of(self, layouts: Layouts) -> Figures:
         rows, every = self._program.state.rows, self._with_slots(layouts)
         gathered = self._program.distribution.gathered_axes
         held = fully_sharded(rows, every, gathered, self._sizes) if gathered else every
-        moved = sum(each.nbytes_per_step for each in step.collectives)
-        return Figures(moved, step.flops, nbytes_of(rows, held, self._sizes))
+        return _costs(self._propagated(layouts), nbytes_of(rows, held, self._sizes))
 
     def _candidates(self, layouts: Layouts) -> Iterator[Layouts]:
         """Yield changes, most likely first."""
         yield from ({rule: ()} for rule in self._rules if names_tensor(rule) and rule not in layouts)
-        used = {axis for row in self._weights for entry in layouts[row] for axis in axis_tuple(entry)}
-        busy = used | {axis for row in self._batch for entry in layouts[row.path] for axis in axis_tuple(entry)}
-        idle = [axis for axis, size in self._sizes.items() if size > 1 and axis not in busy]
+        used, idle = self._used(self._weights, layouts), self._idle(layouts)
         again = {axis for each in self._step.repeated for axis in each.axes} - set(idle)
         yield from self._batches(layouts, [*idle, *(axis for axis in self._sizes if axis in again)])
         yield from filter(None, (self._renamed(layouts, old, new) for new in idle for old in self._sizes if old != new))
-        suspects, axes = self._suspects(layouts), [axis for axis in self._sizes if axis in used or axis in idle]
+        axes = [axis for axis in self._sizes if axis in used or axis in idle] or list(self._sizes)
+        suspects = self._suspects(layouts)
+        yield from self._swapped(suspects) if layouts is self._layouts else ()
         entries = {each.name: {layouts[path][dim] for path, dim in self._members(each)} for each in self._classes}
         for each in sorted(self._classes, key=lambda each: (len(entries[each.name]) < 2, -each.nbytes)):
             if len(entries[each.name]) > 1 or any(path in suspects for path, _ in each.members):
@@ -205,13 +277,23 @@ class _Search:
     def _members(self, each: DimClass) -> list[tuple[str, int]]:
         return [(path, dim) for path, dim in each.members if path in self._weights]
 
-    def _batches(self, layouts: Layouts, axes: Sequence[str]) -> Iterator[Layouts]:
-        now = layouts[self._batch[0].path][0]
-        used = {axis for row in self._batch for entry in layouts[row.path] for axis in axis_tuple(entry)}
-        for axis in (axis for axis in axes if axis not in used):
-            for entry in dict.fromkeys((axis, _joined(now, axis))):
-                if not any(row.shape[0] % self._shards(entry) for row in self._batch):
-                    yield {row.path: (entry, *layouts[row.path][1:]) for row in self._batch}
+    def _used(self, paths: Iterable[str], layouts: Layouts) -> set[str]:
+        return {axis for path in paths for axis in used_by(layouts[path])}
+
+    def _idle(self, layouts: Layouts) -> list[str]:
+        """Return the axes that shard neither weights nor the batch."""
+        busy = self._used([*self._weights, *(row.path for row in self._batch)], layouts)
+        return [axis for axis, size in self._sizes.items() if size > 1 and axis not in busy]
+
+    def _batches(self, layouts: Layouts, axes: Iterable[str]) -> Iterator[Layouts]:
+        """Yield layouts of the batch over each of these axes, also with the axes now, and over all."""
+        now, used = layouts[self._batch[0].path][0], self._used((row.path for row in self._batch), layouts)
+        axes = [axis for axis in axes if axis not in used]
+        entries = [entry for axis in axes for entry in (axis, _joined(now, axis))]
+        entries += [tuple(axis for axis in self._sizes if axis in (*axis_tuple(now), *axes))] if len(axes) > 1 else []
+        for entry in dict.fromkeys(entries):
+            if not any(row.shape[0] % self._shards(entry) for row in self._batch):
+                yield {row.path: (entry, *layouts[row.path][1:]) for row in self._batch}
 
     def _shards(self, entry: Axis) -> int:
         return math.prod(self._sizes[name] for name in axis_tuple(entry))
@@ -221,9 +303,23 @@ class _Search:
         found: dict[str, tuple[Axis, ...]] = {}
         for row in self._weights.values():
             axes = tuple(new if entry == old else entry for entry in layouts[row.path])
-            if axes != layouts[row.path] and not any(map(operator.mod, row.shape, map(self._shards, axes))):
+            if axes != layouts[row.path] and self._divides(axes, row):
                 found[row.path] = axes
         return found
+
+    def _swapped(self, suspects: set[str]) -> Iterator[Layouts]:
+        """Yield layouts with two rules for suspects exchanged."""
+        groups: dict[str | None, list[Row]] = collections.defaultdict(list)
+        for row in (row for row in self._weights.values() if row.path in suspects and any(row.axes)):
+            groups[row.rule].append(row)
+        for one, other in itertools.islice(itertools.combinations(groups.values(), 2), _MOST_SWAPPED):
+            first, second = one[0].axes, other[0].axes
+            found = {row.path: second for row in one} | {row.path: first for row in other}
+            if first != second and all(self._divides(axes, self._weights[path]) for path, axes in found.items()):
+                yield found
+
+    def _divides(self, axes: tuple[Axis, ...], row: Row) -> bool:
+        return len(axes) == len(row.shape) and not any(map(operator.mod, row.shape, map(self._shards, axes)))
 
     def _suspects(self, layouts: Layouts) -> set[str]:
         """Return weights of submodules with hidden reshards or repeated work, and sliced, large or unlike weights."""

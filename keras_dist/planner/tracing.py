@@ -32,7 +32,7 @@ from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import kernels_noted, traced_in
 from keras_dist.distribution.variables import leaf_paths
-from keras_dist.errors import DataError, ModelError, with_type
+from keras_dist.errors import DataError, ModelError, shorten, with_type
 from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.losses import Loss
 from keras_dist.mixed_precision import dtype_policy
@@ -128,6 +128,7 @@ def trace_step(
     if is_data_set(batch):
         fix = "pass one of its batches: next(iter(kd.data.DataLoader(dataset)))"
         raise argument_error("batch", batch, "arrays, or shapes of arrays", fix=fix, error=DataError)
+    _check_has_arrays(batch)
     x, y, sample_weight = unpack(batch, "batch")
     source = ShapeSource(x, y, sample_weight)
     distribution = distribution or (None if isinstance(model_or_factory, Traceable) else current_distribution())
@@ -139,6 +140,27 @@ def trace_step(
             kind = check_option("slot_memory", slot_memory, ("pinned_host",))
             choices = dataclasses.replace(choices, options=dataclasses.replace(choices.options, slot_memory=kind))
         return _lowered(source, forward, choices, optimizer, loss)
+
+
+def _check_has_arrays(batch: PyTree) -> None:
+    """Check that no tuple of sizes is given for an array: it would be a vector of numbers."""
+    found = [
+        (f"batch{jax.tree_util.keystr(path)}", leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_shape)
+        if _is_shape(leaf)
+    ]
+    if found:
+        shape = tuple(size or 32 for size in found[0][1])
+        raise DataError(
+            "`batch` must hold arrays, or shapes with a dtype",
+            given="; ".join(f"{name} = {shorten(leaf)}" for name, leaf in found),
+            fix=f"for example jax.ShapeDtypeStruct({shape}, 'float32'), or 'int32' for tokens",
+        )
+
+
+def _is_shape(given: Any) -> bool:
+    sizes = given if isinstance(given, tuple) else ()
+    return int in map(type, sizes) and all(size is None or type(size) is int for size in sizes)
 
 
 @contextlib.contextmanager

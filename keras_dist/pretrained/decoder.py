@@ -13,19 +13,16 @@ from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Dense, Embedding, ReversibleEmbedding
 from keras_dist.layers.weight_arguments import Identifier
-from keras_dist.models import Model
 from keras_dist.pretrained.attending import Span
 from keras_dist.pretrained.block import norm
 from keras_dist.pretrained.blocks import blocks, run_blocks
 from keras_dist.pretrained.cache import Cache
 from keras_dist.pretrained.config import DecoderConfig
 from keras_dist.pretrained.feed_forward import balancing_loss, kernel_initializer
-from keras_dist.pretrained.weight_maps import weight_map
-from keras_dist.storage.weight_map import WeightMap
-from keras_dist.training.built_model import BuiltModel
+from keras_dist.pretrained.loadable_model import LoadableModel
 
 
-class Decoder(Model):
+class Decoder(LoadableModel):
     """A causal language model, of the form that its config describes.
 
     It is called on tokens (batch, length), or on a dict with some of `tokens`, `positions` and `segments`, each (batch,
@@ -133,11 +130,6 @@ class Decoder(Model):
         super().build((None, None) if input_shape is None else input_shape)
 
     build.creates_weights = True  # type: ignore[attr-defined]
-
-    def _with_weights(self, *args: Any, **kwargs: Any) -> BuiltModel:
-        if self._built is None and not (args or kwargs):
-            self.build()
-        return super()._with_weights(*args, **kwargs)
 
     def _map_of_base(self) -> WeightMap:
         return weight_map(self, joins_experts=True)  # as modules of transformers have them

@@ -12,16 +12,13 @@ from keras_dist._support.arguments import check_flag, check_kind
 from keras_dist._support.types import PyTree
 from keras_dist.layers import Conv2D, Dense, Embedding, Layer
 from keras_dist.layers.weight_arguments import Identifier
-from keras_dist.models import Model
 from keras_dist.pretrained.attending import Span
 from keras_dist.pretrained.block import norm
 from keras_dist.pretrained.blocks import blocks, run_blocks
 from keras_dist.pretrained.config import EncoderConfig
 from keras_dist.pretrained.decoder import parts_of
 from keras_dist.pretrained.feed_forward import kernel_initializer
-from keras_dist.pretrained.weight_maps import weight_map
-from keras_dist.storage.weight_map import WeightMap
-from keras_dist.training.built_model import BuiltModel
+from keras_dist.pretrained.loadable_model import LoadableModel
 
 
 class TokenEmbedding(Layer):
@@ -67,7 +64,7 @@ class PatchEmbedding(Layer):
         return jnp.concatenate([first, patches], axis=1) + self.positions[...]
 
 
-class Encoder(Model):
+class Encoder(LoadableModel):
     """An encoder of text or images, of the form that its config describes.
 
     For text it is called on tokens (batch, length), or on a dict with some of `tokens`, `types`, `positions` and
@@ -133,11 +130,3 @@ class Encoder(Model):
         super().build(shape if input_shape is None else input_shape)
 
     build.creates_weights = True  # type: ignore[attr-defined]
-
-    def _with_weights(self, *args: Any, **kwargs: Any) -> BuiltModel:
-        if self._built is None and not (args or kwargs):
-            self.build()
-        return super()._with_weights(*args, **kwargs)
-
-    def _map_of_base(self) -> WeightMap:
-        return weight_map(self)

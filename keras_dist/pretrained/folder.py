@@ -49,7 +49,8 @@ def describe(
 ) -> Network:
     """Return the network of a folder without its weights: only `config.json` is read, and nothing is allocated.
 
-    `kd.plan` tells from it whether the network fits, before there is a file of weights.
+    `kd.plan` tells from it whether the network fits, before there is a file of weights. `fit` warns if no weights were
+    loaded.
 
     Args:
         folder: a folder with a `config.json` of `transformers`, or the path of the file.
@@ -61,7 +62,9 @@ def describe(
         UnknownNameError: the `model_type` is unknown.
     """
     config = _with_options(read_config(folder), attention, capacity_factor)
-    return _network(config, dtype=dtype, scan=scan, remat=remat)
+    network = _network(config, dtype=dtype, scan=scan, remat=remat)
+    network._described = os.fspath(folder)
+    return network
 
 
 def load(

@@ -81,9 +81,9 @@ def _problems(
         label = f"{spec.path!r} is trained by {type(optimizer).__name__}"
         if not getattr(optimizer, "takes_rows", False):
             yield f"{label}, whose update of a row may depend on others: use SGD, Adagrad, RowWiseAdagrad or Adam"
-        for name in ("use_ema", "gradient_accumulation_steps"):
+        for name, instead in (("use_ema", ""), ("gradient_accumulation_steps", ": a larger batch has the same effect")):
             if getattr(optimizer, name, None):
-                yield f"{label} with {name}, an array of the size of the table"
+                yield f"{label} with {name}, an array of the size of the table{instead}"
 
 
 def in_row_tables(forward: Forward, plan: LayoutPlan, trainable: PyTree, lookups: Lookups | None) -> PyTree:

@@ -46,6 +46,11 @@ def pasted(found):
     return names["distribution"]
 
 
+@pytest.fixture(autouse=True)
+def on_a_busy_machine(monkeypatch):
+    monkeypatch.setattr(remedies, "_MOST_SECONDS", 3600.0)
+
+
 @pytest.fixture(scope="module")
 def good():
     return report(distribution(GOOD))
@@ -252,6 +257,8 @@ def test_experts_that_shard_map_splits_and_no_rule_shards():
         ({"layers/2/feed_forward/down/kernel": ("model", None)}, {DOWN: ("model", None)}, {DOWN: ("model", None)}),
         ({DOWN: ("model", None)}, {DOWN: (None, None)}, {}),
         ({"typo": (None,)}, {}, {}),
+        ({".*/gate/kernel": (None, "model")}, {}, {".*/gate/kernel": (None, "model")}),
+        ({".*/down/kernel": (None, "model")}, {DOWN: ("model", None)}, {".*/down/kernel": ("model", None)}),
         (
             {BLOCK + "feed_forward/.*kernel": (None, "model")},
             {DOWN: ("model", None)},
@@ -263,7 +270,7 @@ def test_experts_that_shard_map_splits_and_no_rule_shards():
             {GATE_UP: (None, "model"), ".*/output": (None,), DOWN: ("model", None)},
         ),
     ],
-    ids=["transposed", "half", "one", "dropped", "dead", "too much", "kept"],
+    ids=["transposed", "half", "one", "dropped", "dead", "same text", "changed text", "too much", "kept"],
 )
 @pytest.mark.filterwarnings("ignore:.*no effect")
 def test_edited_rules(rules, changes, expected):

@@ -156,6 +156,16 @@ def test_what_runs_needs_devices():
         ),
         ((sequential, X, None, "sgd", "mse"), DataError, "y is missing"),
         ((sequential, {}, None, "sgd", "mse"), DataError, "x holds no array"),
+        (
+            (sequential, (8, 6), None, "sgd", "mse"),
+            DataError,
+            r"(?s)batch = \(8, 6\).*ShapeDtypeStruct\(\(8, 6\), 'float",
+        ),
+        (
+            (sequential, ({"x": (8, 6)}, (8, 3)), None, "sgd", "mse"),
+            DataError,
+            r"batch\[0\]\['x'\] = \(8, 6\); batch\[1\]",
+        ),
         ((sequential, kd.data.pack([[1, 2]], 8), None, "sgd", "mse"), DataError, r"(?s)1 rows.*next\(iter"),
         ((sequential, (X, X), tensor_parallel("data=1,model=3", ABSENT[:3]), "sgd", "mse"), LayoutError, "up/kernel"),
     ],

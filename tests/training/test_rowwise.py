@@ -258,7 +258,7 @@ def reversible():
             by_default,
             None,
             {"optimizer": optimizers.SGD(gradient_accumulation_steps=2)},
-            "with gradient_accumulation_steps, an array of the size",
+            "with gradient_accumulation_steps, an array of the size of the table: a larger batch has the same effect",
         ),
         (
             by_default,

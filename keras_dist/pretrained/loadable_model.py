@@ -1,0 +1,42 @@
+"""`LoadableModel`: base of `Decoder` and `Encoder`. It warns if a described network is trained without its weights."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from keras_dist._support.located_warnings import warn
+from keras_dist.models import Model
+from keras_dist.pretrained.weight_maps import weight_map
+from keras_dist.storage.weight_map import WeightMap
+from keras_dist.training.built_model import BuiltModel
+
+_as_in_models: Any = functools.wraps(Model.load_weights)
+
+
+class LoadableModel(Model):
+    """A model that creates its weights when they are first needed."""
+
+    _described: str | None = None
+    """The folder of a network of `describe`, until weights are loaded."""
+
+    @_as_in_models
+    def load_weights(self, *args: Any, **kwargs: Any) -> Any:
+        report = super().load_weights(*args, **kwargs)
+        self._described = None
+        return report
+
+    def _with_weights(self, *args: Any, **kwargs: Any) -> BuiltModel:
+        if self._built is None and not (args or kwargs):
+            self.build()
+        return super()._with_weights(*args, **kwargs)
+
+    def _map_of_base(self) -> WeightMap:
+        return weight_map(self)
+
+    def _ready_to_train(self, method: str, x: Any) -> BuiltModel:
+        session = super()._ready_to_train(method, x)
+        if self._described is not None and int(session.cell.state.step) == 0:  # neither trained nor restored
+            fix = f"kd.pretrained.load({self._described!r}) reads them"
+            warn(f"{method}: the weights are random, since `describe` reads config.json alone; {fix}")
+        return session

@@ -1,0 +1,48 @@
+"""Mistakes in the layouts of networks of many kinds: the cause is named first, and the pasted remedy costs no more."""
+
+import re
+
+import pytest
+
+import keras_dist as kd
+from keras_dist.planner import remedies
+from tests.planner.other_mistakes import MISTAKES, NETWORKS
+from tests.soak import few
+
+_COSTS = {}
+
+
+@pytest.fixture(autouse=True)
+def on_a_busy_machine(monkeypatch):
+    monkeypatch.setattr(remedies, "_MOST_SECONDS", 3600.0)
+
+
+def costs(found):
+    """Bytes moved, FLOPs, and bytes of the state on one device."""
+    moved = sum(each.nbytes_per_step for each in found.step.collectives)
+    return moved, found.step.flops, found.state.nbytes_per_device
+
+
+def good(name):
+    if name not in _COSTS:
+        network = NETWORKS[name]
+        found = network.plan(network.distribution(network.good))
+        assert all(problem.fix.startswith("no rules") for problem in found.problems)
+        _COSTS[name] = costs(found)
+    return _COSTS[name]
+
+
+@pytest.mark.parametrize("name", few(MISTAKES, "depthwise: batch whole", "stack: batch over one axis"))
+def test_the_cause_is_named_and_the_remedy_restores(name):
+    mistake, network = MISTAKES[name], NETWORKS[MISTAKES[name].network]
+    found = network.plan(network.distribution(mistake.rules, mistake.axis))
+    cause = found.problems[0]
+    assert cause.kind == "cause" and re.fullmatch(mistake.cause, cause.path), cause
+    names = {"kd": kd, "mesh": found.state.mesh}
+    exec(cause.fix, names)
+    restored = network.plan(names["distribution"])
+    parts = [now / then for now, then in zip(costs(restored), good(mistake.network), strict=True)]
+    assert max(parts) <= 1.05, parts
+    if min(parts) > 0.9:  # else it is another layout, whose weights may be sharded further
+        assert [problem for problem in restored.problems if not problem.fix.startswith("no rules")] == []
+    assert len(restored.state.rules) <= len(network.good) + len(mistake.rules) + 5
