@@ -19,6 +19,7 @@ from jax._src import compiler, dispatch
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib.mlir import ir, passmanager  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib.mlir.dialects import hlo  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib.mlir.dialects import sdy as sdy  # its attributes are what the passes return
 
 from keras_dist._unstable import sharding_origins
@@ -40,6 +41,9 @@ def copy_of(lowered: jax.stages.Lowered) -> Any:
     with module.context:
         copy = module.operation.clone()
         copy.attributes[PLATFORM] = ir.StringAttr.get(of._lowering._platforms[0])
+        if of._lowering._platforms[0] == "cpu":
+            hlo.register_stablehlo_passes()
+            run_passes(copy, "func.func(chlo-legalize-to-stablehlo)")
         found: list[Any] = []
         copy.walk(lambda operation: found.append(operation) or ir.WalkResult.ADVANCE)
         for operation in found:

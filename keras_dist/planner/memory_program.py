@@ -6,6 +6,7 @@ Names of operations are what XLA computes: a product without two matrices is a m
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterable
@@ -13,48 +14,49 @@ from typing import Any
 
 from keras_dist.planner.halos import numbers_of
 from keras_dist.planner.sharded_module import ShardedModule, layer_in, name_of, operations_in, text_of
-from keras_dist.planner.tile_padding import padded_images, padded_in_product, without_product
+from keras_dist.planner.tile_padding import padded_images, padded_in_product, sorted_for_product, without_product
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
 
 
-def _named(names: str, dialect: str = "stablehlo") -> frozenset[str]:
+def named(names: str, dialect: str = "stablehlo") -> frozenset[str]:
+    """Return names of operations."""
     return frozenset(f"{dialect}.{name}" for name in names.split())
 
 
-_CHEAP = _named(
+_CHEAP = named(
     "abs add and broadcast_in_dim ceil clamp compare complex concatenate convert dynamic_slice floor imag is_finite "
     "maximum minimum multiply negate not or pad popcnt real reduce_precision reverse round_nearest_afz "
     "round_nearest_even select shift_left shift_right_arithmetic shift_right_logical sign slice subtract transpose xor"
 ) | {"chlo.square"}
 """Operations that XLA computes again for each reader rather than keep their results."""
-COSTLY = _named(
+COSTLY = named(
     "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt sine "
     "sqrt tan tanh"
-) | _named("acos acosh asin asinh atanh cosh digamma erf erf_inv erfc lgamma sinh tan", "chlo")
+) | named("acos acosh asin asinh atanh cosh digamma erf erf_inv erfc lgamma sinh tan", "chlo")
 """Elementwise operations that XLA computes once for several readers."""
 FUSED = _CHEAP | COSTLY
-VIEWS = _named("bitcast_convert optimization_barrier reshape") | {"sdy.sharding_constraint"}
+VIEWS = named("bitcast_convert optimization_barrier reshape") | {"sdy.sharding_constraint"}
 """Operations whose results are other names of their operands."""
-CONSTANTS = _named("constant iota partition_id") | {"sdy.constant"}
-FROM_MEMORY = _named(
+CONSTANTS = named("constant iota partition_id") | {"sdy.constant"}
+FROM_MEMORY = named(
     "case cholesky convolution custom_call dot_general fft gather if reduce_window rng_bit_generator scatter "
     "select_and_scatter sort triangular_solve while"
 ) | {"return"}
 """Operations that read arrays from memory, so that a result which they need is allocated."""
-PRODUCTS = _named("convolution dot_general")
+PRODUCTS = named("convolution dot_general")
 _REPEATABLE = (
     FUSED
-    | _named("constant convolution dot_general gather iota reduce reshape")
-    | _named("all_gather all_reduce all_slice all_to_all collective_permute constant reduce_scatter", "sdy")
+    | named("constant convolution dot_general gather iota reduce reshape")
+    | named("all_slice constant", "sdy")
 )
 """Operations of which XLA for CPUs computes equal ones once."""
-_MOVES = VIEWS | _named("broadcast_in_dim concatenate convert dynamic_slice dynamic_update_slice slice transpose")
+_MOVES = VIEWS | named("broadcast_in_dim concatenate convert dynamic_slice dynamic_update_slice slice transpose")
 """Operations whose results have the elements of their operands."""
-RESIZED = _named("broadcast_in_dim concatenate dynamic_slice pad slice")
+RESIZED = named("broadcast_in_dim concatenate dynamic_slice pad slice")
 """Operations of `FUSED` whose results have another number of elements."""
-_OPAQUE = _named("cholesky custom_call fft triangular_solve")
+_OPAQUE = named("cholesky custom_call fft triangular_solve")
 """Operations that may need memory beside their results."""
 _WITHOUT_MEMORY = (
     *("Sharding", "SPMD", "annotate_device_placement", "cu_threefry", "xla.sdy", "xla_ffi_p", "xla_python"),
@@ -62,10 +64,11 @@ _WITHOUT_MEMORY = (
 )
 """Beginnings of names of custom calls without such memory: annotations, random bits, callbacks of the host, and kernels
 of Pallas for TPUs, whose intermediate results are in VMEM."""
+_VIEWS_OF_CPUS = named("broadcast_in_dim transpose")
 _BARRIERS = ("stablehlo.optimization_barrier", "sdy.sharding_constraint")
 """Views that XLA for CPUs removes before it looks for equal operations."""
 _TO_HOST = '_xla_buffer_placement = "pinned_host"'
-_WITH_BLOCKS = (*_named("case if while"), "sdy.manual_computation")
+_WITH_BLOCKS = (*named("case if while"), "sdy.manual_computation")
 
 
 @dataclasses.dataclass(eq=False)
@@ -83,6 +86,16 @@ class Value:
     """Values of a loop with the same elements: a carried argument, and the result."""
 
     @property
+    def elements(self) -> int:
+        """The number of elements of one device's shard."""
+        return math.prod(self.shape)
+
+    @property
+    def rank(self) -> int:
+        """The number of dims of more than one element."""
+        return sum(size > 1 for size in self.shape)
+
+    @property
     def is_padded(self) -> bool:
         """Whether products need more than its bytes."""
         return 1 < self.padding < math.inf
@@ -98,6 +111,12 @@ class Operation:
     blocks: list[Block] = dataclasses.field(default_factory=list)
     is_rounded: bool = False
     """Whether it is a product of default precision: TPUs round its operands to bfloat16."""
+    key: Any = None
+    """Equal for equal operations of equal operands, for CPUs; None for operations that are never computed once."""
+    axes: str = ""
+    """Axes of devices over which CPUs reduce."""
+    in_place: frozenset[Value] = frozenset()
+    """Operands that a kernel for CPUs reads only element by element: it may store its result in place of them."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -122,6 +141,8 @@ class Reader:
         self._values: list[Value] = []
         self._constants = set[Value]()
         self._reshapes: list[Operation] = []
+        self._makers: dict[Value, Operation] = {}
+        self._identity: dict[Any, Any] = {}
         self._known_results: dict[Any, list[Value]] = {}  # of the block that is read, by operation and operands
         self.opaque: dict[str, None] = {}
         self.rearranged: dict[str, int] = {}
@@ -168,10 +189,13 @@ class Reader:
             operands = [known[operand] for operand in operation.operands]
             if self._module.platform == "cpu" and operation.name in _BARRIERS:
                 known |= zip(operation.results, operands, strict=True)
+                self._identity |= {result: object() for result in operation.results}
                 continue
-            key = self._key_of(operation, operands) if self._module.platform == "cpu" else None
+            kind = self._key_of(operation) if self._module.platform == "cpu" else None
+            key = kind and (kind, *(self._identity.get(operand, operand) for operand in operation.operands))
             if key in self._known_results:
                 known |= zip(operation.results, self._known_results[key], strict=True)
+                self._identity |= zip(operation.results, self._known_results[key], strict=True)
                 continue
             if operation.name == "func.call":
                 self._call(operation, operands, known, into)
@@ -182,11 +206,17 @@ class Reader:
                 described, nbytes = _described(operation), max(map(self._module.nbytes, operation.results))
                 self.rearranged[described] = max(nbytes, self.rearranged.get(described, 0))
             name = self._name(operation)
-            made = Operation(name, operands, [])
+            made = Operation(name, operands, [], key=kind)
             if operation.name in _WITH_BLOCKS:
                 made.blocks = [self._block(inner, known) for region in operation.regions for inner in region.blocks]
                 captured = {value for inner in made.blocks for value in _captured(inner)}
                 made.operands = [*operands, *(value for value in captured if value not in operands)]
+            if self._module.platform == "cpu" and name == "stablehlo.dot_general":
+                into += self._transposes(operation, made)
+            elif self._module.platform == "cpu" and name == "stablehlo.divide":
+                into += self._reciprocal(made)
+            elif self._module.platform == "cpu" and name == "stablehlo.add":
+                self._scatter_into_sum(operation, made)
             made.results = [self._value(result) for result in operation.results]
             if name == "stablehlo.custom_call" and _TO_HOST in str(dict(operation.attributes)):
                 made.results[0].nbytes = 0
@@ -205,12 +235,56 @@ class Reader:
                 self._constants.update(made.results)
             if self._module.platform == "cpu":
                 into += self._copies_of_constants(made)
-            if key is not None:
+            if made.key is not None:
                 self._known_results[key] = made.results
+            if self._module.platform == "cpu" and name == "sdy.all_reduce":
+                made.axes = str(operation.attributes["reduction_axes"])
             known |= zip(operation.results, made.results, strict=True)
+            self._identity |= zip(operation.results, made.results, strict=True)
             for operand in dict.fromkeys(made.operands):
                 operand.readers.append(made)
+            self._makers |= dict.fromkeys(made.results, made)
             into.append(made)
+
+    def _made(self, key: Any, name: str, operand: Value, shape: tuple[int, ...]) -> Iterable[Operation]:
+        """Yield an operation that XLA for CPUs adds, unless it did before, and note its result by key."""
+        if key not in self._known_results:
+            nbytes = operand.nbytes * math.prod(shape) // max(1, operand.elements)
+            made = Operation(f"stablehlo.{name}", [operand], [Value(nbytes, operand.is_float32, shape)], key=(name, shape, key[0]))
+            self._makers[made.results[0]], self._known_results[key] = made, made.results
+            operand.readers.append(made)
+            yield made
+
+    def _transposes(self, product: Any, into: Operation) -> Iterable[Operation]:
+        """Sort the dims of a product's operands as XLA for CPUs: batch dims, dims of the result, contracted dims."""
+        for side, (name, order) in enumerate(sorted_for_product(product, self._module)):
+            value = into.operands[side]
+            if name:
+                key = (name, order), value
+                yield from self._made(key, name, value, tuple(value.shape[dim] for dim in order))
+                into.operands[side] = self._known_results[key][0]
+
+    def _reciprocal(self, quotient: Operation) -> Iterable[Operation]:
+        """Replace a division by a broadcast array, as XLA for CPUs: it multiplies by a broadcast reciprocal."""
+        value, by = quotient.operands
+        broadcast = self._makers.get(by)
+        if broadcast is not None and broadcast.name == "stablehlo.broadcast_in_dim":
+            small = broadcast.operands[0]
+            yield from self._made(("reciprocal", small), "divide", small, small.shape)
+            inverse = self._known_results["reciprocal", small][0]
+            yield from self._made((broadcast.key, quotient), "broadcast_in_dim", inverse, by.shape)
+            quotient.name, quotient.operands = "stablehlo.multiply", [value, self._known_results[broadcast.key, quotient][0]]
+
+    def _scatter_into_sum(self, total: Any, into: Operation) -> None:
+        """Replace the sum of an array and of values scattered into a constant: XLA for CPUs scatters into the array."""
+        for value, other in itertools.permutations(into.operands):
+            scatter = self._makers.get(value)
+            is_once = all(len([*operand.uses]) == 1 for operand in total.operands)
+            if scatter is not None and scatter.name == "stablehlo.scatter" and is_once:
+                base = self._makers.get(scatter.operands[0])
+                if base is not None and base.name == "copy":
+                    into.name, into.operands, into.key = scatter.name, [other, *scatter.operands[1:]], None
+                    return
 
     def _copies_of_constants(self, operation: Operation) -> Iterable[Operation]:
         """Replace constants that an operation overwrites by copies, which XLA for CPUs makes early."""
@@ -224,17 +298,17 @@ class Reader:
             if value in self._constants:
                 copied = dataclasses.replace(value, readers=[], flows_to=value.flows_to)
                 operation.operands[place] = copied
-                copy = Operation("copy", [value], [copied])
+                copy = self._makers[copied] = Operation("copy", [value], [copied])
                 value.readers.append(copy)
                 yield copy
 
-    def _key_of(self, operation: Any, operands: list[Value]) -> Any:
-        """Return a key that equal operations have, or None. XLA for CPUs undoes `remat` outside of loops."""
+    def _key_of(self, operation: Any) -> Any:
+        """Return a key of an operation without its operands, or None. XLA for CPUs undoes `remat` outside of loops."""
         result = operation.results[0].type if operation.name in _REPEATABLE else None
         if result is None or "complex" in str(result):  # MLIR's Python has no complex constants
             return None
         inside = tuple(each.name for each in operations_in(operation))
-        return *inside, *dict(operation.attributes).items(), result, *operands
+        return *inside, *dict(operation.attributes).items(), result
 
     def _name(self, operation: Any) -> str:
         is_tpu = self._module.platform == "tpu"
@@ -242,18 +316,33 @@ class Reader:
             return "return"
         if operation.name == "stablehlo.dot_general" and (kind := without_product(operation, is_tpu)):
             return f"stablehlo.{kind}"
+        if self._module.platform == "cpu" and operation.name in _VIEWS_OF_CPUS and self._is_view(operation):
+            return "stablehlo.reshape"
         if is_tpu and _is_one_of_each_row(operation):
             return "stablehlo.reduce" if operation.name == "stablehlo.gather" else "stablehlo.select"
         return operation.name
 
+    def _is_view(self, operation: Any) -> bool:
+        """Whether a transpose or a broadcast moves or adds only dims of one element."""
+        before, after = (self._module.local_shape(each) for each in (operation.operands[0], operation.results[0]))
+        if operation.name == "stablehlo.broadcast_in_dim":
+            return math.prod(before) == math.prod(after)
+        order = numbers_of(operation.attributes["permutation"])
+        large = [dim for dim in order if before[dim] > 1]
+        return large == sorted(large)
+
     def _call(self, call: Any, operands: list[Value], known: dict[Any, Value], into: list[Operation]) -> None:
         block = self._module.functions[text_of(call.attributes["callee"])].regions[0].blocks[0]
         inner = dict(zip(block.arguments, operands, strict=True))
+        pairs = zip(block.arguments, call.operands, strict=True)
+        self._identity |= {argument: self._identity.get(operand, operand) for argument, operand in pairs}
         self._read(block, inner, into)
         returned = into.pop()
         for operand in dict.fromkeys(returned.operands):
             operand.readers.remove(returned)
         known |= zip(call.results, returned.operands, strict=True)
+        pairs = zip(call.results, block.operations[len(block.operations) - 1].operands, strict=True)
+        self._identity |= {result: self._identity.get(operand, operand) for result, operand in pairs}
 
 
 def _opaque(operation: Any) -> str:

@@ -1,0 +1,256 @@
+"""The kernels that XLA for CPUs computes a block in, in the order of its schedule.
+
+XLA puts reductions, and elementwise operations around them, into kernels of a library (YNNPACK). Then it fuses cheap
+operations into each reader, last ones first, unless this reads more. It joins independent all-reduces of equal groups.
+
+Source: `LibraryRewriter`, `InstructionFusion`, `CpuInstructionFusion`, `AllReduceCombiner` and `BFScheduler` of XLA.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+
+from keras_dist.planner import memory_program as program
+from keras_dist.planner.memory_program import Block, Operation, Value, named
+
+_IN_LIBRARY = named(
+    "abs add broadcast_in_dim ceil cosine divide dot_general exponential exponential_minus_one floor log log_plus_one "
+    "maximum minimum multiply negate power reduce reshape rsqrt sign sine sqrt subtract tanh"
+)
+"""Operations that the library computes together with a reduction."""
+_LEAST_IN_LIBRARY = 4096
+"""Elements of an array from which the library is used."""
+_WITHOUT_OPERANDS = named("broadcast_in_dim iota")
+_REPEATING = named("broadcast_in_dim gather pad")
+_FUSIBLE = program.FUSED | program.VIEWS | named("dynamic_update_slice gather iota") | {"copy"}
+_EXPENSIVE = program.COSTLY | named("gather")
+_ELEMENTWISE = (program.FUSED | {"copy"}) - program.RESIZED - named("reverse transpose")
+
+
+def kernels(block: Block) -> Block:
+    """Return a block with an operation for each kernel of a block."""
+    made = scheduled(_Fusion(block).kernels())
+    for axes in dict.fromkeys(each.axes for each in made if each.axes):
+        made = scheduled(_joined(made, axes))
+    return Block(block.arguments, made)
+
+
+def scheduled(operations: list[Operation]) -> list[Operation]:
+    """Sort operations: first in, first out, of those whose operands are computed. The last one stays the last."""
+    maker = {result: operation for operation in operations for result in operation.results}
+    readers: dict[Operation, list[Operation]] = collections.defaultdict(list)
+    waiting: dict[Operation, int] = {}
+    for operation in operations:
+        needed = {maker[operand] for operand in operation.operands if operand in maker}
+        waiting[operation] = len(needed)
+        for each in needed:
+            readers[each].append(operation)
+    ready = [operation for operation in operations[:-1] if not waiting[operation]]
+    for operation in ready:  # which grows
+        for reader in readers[operation]:
+            waiting[reader] -= 1
+            ready += [reader] if not waiting[reader] and reader is not operations[-1] else []
+    return [*ready, operations[-1]]
+
+
+def _joined(operations: list[Operation], axes: str) -> list[Operation]:
+    """Join the reductions over axes of devices that do not depend on each other."""
+    level: dict[Value, int] = {}
+    joined: dict[tuple[int, bool], Operation] = {}
+    for operation in operations:
+        depth = max((level.get(operand, 0) for operand in operation.operands), default=0)
+        if operation.axes == axes:
+            new = joined.setdefault((depth, operation.results[0].is_float32), Operation("all_reduce", [], []))
+            new.operands += operation.operands
+            new.results += operation.results
+        level |= dict.fromkeys(operation.results, depth + (operation.axes == axes))
+    return [*joined.values(), *(each for each in operations if each.axes != axes)]
+
+
+@dataclasses.dataclass(eq=False)
+class _Kernel:
+    """Operations in a kernel; the root makes its results."""
+
+    root: Operation
+    parts: list[Operation]
+    is_library: bool = False
+
+
+class _Fusion:
+    """The fusion of the operations of a block."""
+
+    def __init__(self, block: Block) -> None:
+        used, self._operations = set[Value](), list[Operation]()
+        for operation in reversed(block.operations):
+            if not operation.results or not used.isdisjoint(operation.results):
+                self._operations.insert(0, operation)
+                used.update(operation.operands)
+        self._place = {each: place for place, each in enumerate(self._operations)}
+        self._maker = {result: each for each in self._operations for result in each.results}
+        self._kernel_of = {each: _Kernel(each, [each]) for each in self._operations}
+        self._find_readers()
+        for operation in reversed(self._operations):
+            if operation.name == "stablehlo.reduce" and not self._kernel_of[operation].is_library:
+                self._grow(operation)
+        self._find_readers()
+        self._kept, self._known_paths = set[Operation](), dict[tuple[Operation, Operation], bool]()
+        self._find_kept()
+        for operation in reversed(self._operations):
+            kernel = self._kernel_of[operation]
+            if kernel.root is operation and (self._readers[operation] or not operation.results):
+                while self._fuse(kernel):
+                    pass
+
+    def _makers(self, operation: Operation) -> Iterable[Operation]:
+        return dict.fromkeys(self._maker[operand] for operand in operation.operands if operand in self._maker)
+
+    def _operands(self, kernel: _Kernel) -> list[Operation]:
+        """Return the operations whose results a kernel reads, last ones first."""
+        found = {made for part in kernel.parts for made in self._makers(part)}.difference(kernel.parts)
+        return sorted(found, key=self._place.__getitem__, reverse=True)
+
+    def _find_readers(self) -> None:
+        self._readers: dict[Operation, dict[_Kernel, None]] = {each: {} for each in self._operations}
+        for kernel in dict.fromkeys(self._kernel_of.values()):
+            for made in self._operands(kernel):
+                self._readers[made][kernel] = None
+
+    def _grow(self, reduction: Operation) -> None:
+        """Add operations around a reduction to its kernel of the library: operands, and readers of the result."""
+        if not _is_in_library(reduction):
+            return
+        kernel = self._kernel_of[reduction]
+        kernel.is_library = True
+        waiting = [(reduction, False)]
+        for operation, is_reader in waiting:  # which grows
+            other = self._kernel_of[operation]
+            if other is not kernel:
+                is_alone = not is_reader or len(self._readers[kernel.root]) == 1
+                if other.is_library or not is_alone or not _is_in_library(operation):
+                    continue
+                kernel.root = operation if is_reader else kernel.root
+                kernel.parts.append(operation)
+                self._kernel_of[operation] = kernel
+                for made in self._makers(operation):
+                    self._readers[made].pop(other, None)
+                    self._readers[made][kernel] = None
+            waiting += [(made, False) for made in self._makers(operation) if self._readers[made].keys() <= {kernel}]
+            readers = [each.root for each in self._readers[kernel.root] if each is not kernel]
+            waiting += [(readers[0], True)] if operation is kernel.root and len(readers) == 1 else []
+
+    def _find_kept(self) -> None:
+        """Find operations that read more than they make, and are not fused into all of their readers."""
+        self._before: dict[Operation, int] = {}
+        for place, operation in enumerate(self._operations):
+            self._before[operation] = 1 << place
+            for made in self._makers(operation):
+                self._before[operation] |= self._before[made]
+        for operation in reversed(self._operations):
+            readers = [kernel.root for kernel in self._readers[operation]]
+            if self._reads_more(operation) and not all(self._is_fused(operation, reader) for reader in readers):
+                self._kept.add(operation)
+
+    def _reads_more(self, operation: Operation) -> bool:
+        if operation.name not in _FUSIBLE:
+            return False
+        makers = ((operand, self._maker.get(operand)) for operand in operation.operands)
+        large = [operand for operand, made in makers if made is None or made.name not in _WITHOUT_OPERANDS]
+        is_large = sum(each.rank >= operation.results[0].rank and each.elements > 1 for each in large) > 1
+        return is_large and sum(each.elements for each in {*operation.operands}) > operation.results[0].elements
+
+    def _is_fused(self, producer: Operation, reader: Operation) -> bool:
+        """Whether an operation is fused into a reader on all paths."""
+        key = producer, reader
+        if producer is not reader and key not in self._known_paths:
+            kernel, bit = self._kernel_of[reader], 1 << self._place[producer]
+            between = [made for made in self._operands(kernel) if self._before[made] & bit]
+            self._known_paths[key] = all(self._may_fuse(kernel, each) for each in between) and all(
+                self._is_fused(producer, each) for each in between
+            )
+        return producer is reader or self._known_paths[key]
+
+    def _may_fuse(self, kernel: _Kernel, producer: Operation) -> bool:
+        names = kernel.root.name, producer.name
+        if kernel.is_library or self._kernel_of[producer].is_library or not _FUSIBLE.issuperset(names):
+            return False
+        if producer in self._kept or producer.name == "stablehlo.dynamic_update_slice":
+            return False
+        is_once = producer.name not in _EXPENSIVE or len(self._readers[producer]) == 1
+        return is_once and not (producer.name in _EXPENSIVE and self._repeats(kernel, producer))
+
+    def _repeats(self, kernel: _Kernel, producer: Operation) -> bool:
+        """Whether a kernel reads elements of a result several times."""
+        reached = set(producer.results)
+        for part in sorted(kernel.parts, key=self._place.__getitem__):
+            if not reached.isdisjoint(part.operands):
+                if part.name in _REPEATING and part.results[0].elements > part.operands[0].elements:
+                    return True
+                reached.update(part.results)
+        return False
+
+    def _fuse(self, kernel: _Kernel) -> bool:
+        """Fuse the last operand that may be fused; it stays a kernel for other readers."""
+        made = next((each for each in self._operands(kernel) if self._may_fuse(kernel, each)), None)
+        if made is None:
+            return False
+        kernel.parts.append(made)
+        del self._readers[made][kernel]
+        for before in self._makers(made):
+            self._readers[before][kernel] = None
+            if not self._readers[made]:
+                self._readers[before].pop(self._kernel_of[made], None)
+        return True
+
+    def kernels(self) -> list[Operation]:
+        """Return an operation for each kernel; equal kernels are computed once."""
+        numbers, same, known = self._numbers(), dict[Value, Value](), dict[object, Operation]()
+        found = [kernel for kernel in dict.fromkeys(self._kernel_of.values())]
+        for kernel in sorted(found, key=lambda each: self._place[each.root]):
+            if self._readers[kernel.root] or not kernel.root.results:
+                new = self._made(kernel, same)
+                key = *(numbers[each] for each in new.results), *new.operands, kernel.is_library
+                if new.results and key in known:
+                    same |= zip(new.results, known[key].results, strict=True)
+                else:
+                    known[key] = new
+        return list(known.values())
+
+    def _made(self, kernel: _Kernel, same: dict[Value, Value]) -> Operation:
+        root, name = kernel.root, "kernel" if kernel.is_library else kernel.root.name
+        parts = sorted(kernel.parts, key=self._place.__getitem__)
+        results = {result for part in parts for result in part.results}
+        operands = [each for part in parts for each in part.operands if each not in results]
+        operands = dict.fromkeys(operands) if len(parts) > 1 else operands
+        if name in program.VIEWS and not all(part.name in program.VIEWS for part in parts):
+            name = "kernel"
+        made = dataclasses.replace(root, name=name, operands=[same.get(each, each) for each in operands])
+        if name in _ELEMENTWISE:
+            made.in_place = frozenset(same.get(each, each) for each in _read_once(root, parts))
+        return made
+
+    def _numbers(self) -> dict[Value, int]:
+        """Return equal numbers for equal results."""
+        numbers, known = dict[Value, int](), dict[object, list[int]]()
+        for operation in self._operations:
+            key = (operation.key or operation, *(numbers.get(each, each) for each in operation.operands))
+            new = [len(numbers) + place for place in range(len(operation.results))]
+            numbers |= zip(operation.results, known.setdefault(key, new), strict=True)
+        return numbers
+
+
+def _read_once(root: Operation, parts: list[Operation]) -> frozenset[Value]:
+    """Return the arrays that a kernel reads only element by element: it may store its result in place of them."""
+    found, others = set(root.results), set[Value]()
+    for part in reversed(parts):
+        is_elementwise = part.name in _ELEMENTWISE | program.VIEWS and part.results[0] not in others
+        (found if is_elementwise else others).update(part.operands)
+    return frozenset(found - others)
+
+
+def _is_in_library(operation: Operation) -> bool:
+    values = *operation.operands, *operation.results
+    is_moved = operation.name in named("broadcast_in_dim reshape")
+    is_large = is_moved or max(each.elements for each in values) >= _LEAST_IN_LIBRARY
+    return operation.name in _IN_LIBRARY and is_large and all(value.is_float32 for value in values)
