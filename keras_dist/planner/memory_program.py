@@ -213,6 +213,10 @@ class Reader:
                 made.operands = [*operands, *(value for value in captured if value not in operands)]
             if self._module.platform == "cpu" and name == "stablehlo.dot_general":
                 into += self._transposes(operation, made)
+            elif self._module.platform == "cpu" and name == "stablehlo.convolution":
+                padded = self._makers.get(operands[0])
+                if padded is not None and padded.name == "stablehlo.pad":
+                    made.operands = [padded.operands[0], *operands[1:]]
             elif self._module.platform == "cpu" and name == "stablehlo.divide":
                 into += self._reciprocal(made)
             elif self._module.platform == "cpu" and name == "stablehlo.add":
@@ -318,6 +322,9 @@ class Reader:
             return f"stablehlo.{kind}"
         if self._module.platform == "cpu" and operation.name in _VIEWS_OF_CPUS and self._is_view(operation):
             return "stablehlo.reshape"
+        if self._module.platform == "cpu" and operation.name == "stablehlo.concatenate":
+            dim, rank = operation.attributes["dimension"].value, operation.results[0].type.rank
+            return "concatenate" if 1 < rank == dim + 1 else operation.name
         if is_tpu and _is_one_of_each_row(operation):
             return "stablehlo.reduce" if operation.name == "stablehlo.gather" else "stablehlo.select"
         return operation.name

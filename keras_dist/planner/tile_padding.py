@@ -68,8 +68,8 @@ def sorted_for_product(operation: Any, module: ShardedModule) -> Iterable[tuple[
         free = [dim for dim in range(len(shape)) if dim not in (*batch, *used)]
         orders = [(*batch, *free, *used), (*batch, *used, *free)][: 1 if side == "lhs" else 2]
         large = ([dim for dim in order if shape[dim] > 1] for order in orders)
-        is_flat = len(free) == len(used) == 1
-        yield ("" if is_flat else "reshape") if any(each == sorted(each) for each in large) else "transpose", orders[-1]
+        is_sorted = len(shape) == 2 or any(each == sorted(each) for each in large)
+        yield ("" if len(free) == len(used) == 1 else "reshape") if is_sorted else "transpose", orders[-1]
 
 
 def _dims(numbers: str, name: str) -> list[int]:
