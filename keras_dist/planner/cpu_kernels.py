@@ -23,10 +23,8 @@ _IN_LIBRARY = named(
 _LEAST_IN_LIBRARY = 4096
 """Elements of an array from which the library is used."""
 _WITHOUT_OPERANDS = named("broadcast_in_dim iota")
-_REPEATING = named("broadcast_in_dim gather pad")
 _FUSIBLE = program.FUSED | program.VIEWS | named("dynamic_update_slice gather iota") | {"copy"}
 _EXPENSIVE = program.COSTLY | named("gather")
-_ELEMENTWISE = (program.FUSED | {"copy"}) - program.RESIZED - named("reverse transpose")
 
 
 def kernels(block: Block) -> Block:
@@ -153,12 +151,9 @@ class _Fusion:
                 self._kept.add(operation)
 
     def _reads_more(self, operation: Operation) -> bool:
-        if operation.name not in _FUSIBLE:
-            return False
-        makers = ((operand, self._maker.get(operand)) for operand in operation.operands)
-        large = [operand for operand, made in makers if made is None or made.name not in _WITHOUT_OPERANDS]
-        is_large = sum(each.rank >= operation.results[0].rank and each.elements > 1 for each in large) > 1
-        return is_large and sum(each.elements for each in {*operation.operands}) > operation.results[0].elements
+        read = (each for each in {*operation.operands} if each.elements >= operation.results[0].elements > 1)
+        makers = [self._maker.get(each) for each in read] if operation.name in _FUSIBLE else []
+        return sum(made is None or made.name not in _WITHOUT_OPERANDS for made in makers) > 1
 
     def _is_fused(self, producer: Operation, reader: Operation) -> bool:
         """Whether an operation is fused into a reader on all paths."""
@@ -177,18 +172,9 @@ class _Fusion:
             return False
         if producer in self._kept or producer.name == "stablehlo.dynamic_update_slice":
             return False
-        is_once = producer.name not in _EXPENSIVE or len(self._readers[producer]) == 1
-        return is_once and not (producer.name in _EXPENSIVE and self._repeats(kernel, producer))
-
-    def _repeats(self, kernel: _Kernel, producer: Operation) -> bool:
-        """Whether a kernel reads elements of a result several times."""
-        reached = set(producer.results)
-        for part in sorted(kernel.parts, key=self._place.__getitem__):
-            if not reached.isdisjoint(part.operands):
-                if part.name in _REPEATING and part.results[0].elements > part.operands[0].elements:
-                    return True
-                reached.update(part.results)
-        return False
+        is_once = len(self._readers[producer]) == 1
+        is_elementwise = producer.results[0].elements == kernel.root.results[0].elements
+        return producer.name not in _EXPENSIVE or (is_once and is_elementwise)
 
     def _fuse(self, kernel: _Kernel) -> bool:
         """Fuse the last operand that may be fused; it stays a kernel for other readers."""
@@ -204,49 +190,18 @@ class _Fusion:
         return True
 
     def kernels(self) -> list[Operation]:
-        """Return an operation for each kernel; equal kernels are computed once."""
-        numbers, same, known = self._numbers(), dict[Value, Value](), dict[object, Operation]()
-        found = [kernel for kernel in dict.fromkeys(self._kernel_of.values())]
-        for kernel in sorted(found, key=lambda each: self._place[each.root]):
-            if self._readers[kernel.root] or not kernel.root.results:
-                new = self._made(kernel, same)
-                key = *(numbers[each] for each in new.results), *new.operands, kernel.is_library
-                if new.results and key in known:
-                    same |= zip(new.results, known[key].results, strict=True)
-                else:
-                    known[key] = new
-        return list(known.values())
+        """Return an operation for each kernel."""
+        found = dict.fromkeys(self._kernel_of.values())
+        needed = [each for each in found if self._readers[each.root] or not each.root.results]
+        return [self._made(each) for each in sorted(needed, key=lambda each: self._place[each.root])]
 
-    def _made(self, kernel: _Kernel, same: dict[Value, Value]) -> Operation:
+    def _made(self, kernel: _Kernel) -> Operation:
         root, name = kernel.root, "kernel" if kernel.is_library else kernel.root.name
-        parts = sorted(kernel.parts, key=self._place.__getitem__)
-        results = {result for part in parts for result in part.results}
-        operands = [each for part in parts for each in part.operands if each not in results]
-        operands = dict.fromkeys(operands) if len(parts) > 1 else operands
-        if name in program.VIEWS and not all(part.name in program.VIEWS for part in parts):
+        results = {result for part in kernel.parts for result in part.results}
+        operands = [each for part in kernel.parts for each in part.operands if each not in results]
+        if name in program.VIEWS and not all(part.name in program.VIEWS for part in kernel.parts):
             name = "kernel"
-        made = dataclasses.replace(root, name=name, operands=[same.get(each, each) for each in operands])
-        if name in _ELEMENTWISE:
-            made.in_place = frozenset(same.get(each, each) for each in _read_once(root, parts))
-        return made
-
-    def _numbers(self) -> dict[Value, int]:
-        """Return equal numbers for equal results."""
-        numbers, known = dict[Value, int](), dict[object, list[int]]()
-        for operation in self._operations:
-            key = (operation.key or operation, *(numbers.get(each, each) for each in operation.operands))
-            new = [len(numbers) + place for place in range(len(operation.results))]
-            numbers |= zip(operation.results, known.setdefault(key, new), strict=True)
-        return numbers
-
-
-def _read_once(root: Operation, parts: list[Operation]) -> frozenset[Value]:
-    """Return the arrays that a kernel reads only element by element: it may store its result in place of them."""
-    found, others = set(root.results), set[Value]()
-    for part in reversed(parts):
-        is_elementwise = part.name in _ELEMENTWISE | program.VIEWS and part.results[0] not in others
-        (found if is_elementwise else others).update(part.operands)
-    return frozenset(found - others)
+        return dataclasses.replace(root, name=name, operands=operands)
 
 
 def _is_in_library(operation: Operation) -> bool:

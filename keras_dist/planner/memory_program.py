@@ -91,11 +91,6 @@ class Value:
         return math.prod(self.shape)
 
     @property
-    def rank(self) -> int:
-        """The number of dims of more than one element."""
-        return sum(size > 1 for size in self.shape)
-
-    @property
     def is_padded(self) -> bool:
         """Whether products need more than its bytes."""
         return 1 < self.padding < math.inf
@@ -111,12 +106,8 @@ class Operation:
     blocks: list[Block] = dataclasses.field(default_factory=list)
     is_rounded: bool = False
     """Whether it is a product of default precision: TPUs round its operands to bfloat16."""
-    key: Any = None
-    """Equal for equal operations of equal operands, for CPUs; None for operations that are never computed once."""
     axes: str = ""
     """Axes of devices over which CPUs reduce."""
-    in_place: frozenset[Value] = frozenset()
-    """Operands that a kernel for CPUs reads only element by element: it may store its result in place of them."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -206,7 +197,7 @@ class Reader:
                 described, nbytes = _described(operation), max(map(self._module.nbytes, operation.results))
                 self.rearranged[described] = max(nbytes, self.rearranged.get(described, 0))
             name = self._name(operation)
-            made = Operation(name, operands, [], key=kind)
+            made = Operation(name, operands, [])
             if operation.name in _WITH_BLOCKS:
                 made.blocks = [self._block(inner, known) for region in operation.regions for inner in region.blocks]
                 captured = {value for inner in made.blocks for value in _captured(inner)}
@@ -239,7 +230,7 @@ class Reader:
                 self._constants.update(made.results)
             if self._module.platform == "cpu":
                 into += self._copies_of_constants(made)
-            if made.key is not None:
+            if key is not None:
                 self._known_results[key] = made.results
             if self._module.platform == "cpu" and name == "sdy.all_reduce":
                 made.axes = str(operation.attributes["reduction_axes"])
@@ -254,7 +245,7 @@ class Reader:
         """Yield an operation that XLA for CPUs adds, unless it did before, and note its result by key."""
         if key not in self._known_results:
             nbytes = operand.nbytes * math.prod(shape) // max(1, operand.elements)
-            made = Operation(f"stablehlo.{name}", [operand], [Value(nbytes, operand.is_float32, shape)], key=(name, shape, key[0]))
+            made = Operation(f"stablehlo.{name}", [operand], [Value(nbytes, operand.is_float32, shape)])
             self._makers[made.results[0]], self._known_results[key] = made, made.results
             operand.readers.append(made)
             yield made
@@ -276,8 +267,8 @@ class Reader:
             small = broadcast.operands[0]
             yield from self._made(("reciprocal", small), "divide", small, small.shape)
             inverse = self._known_results["reciprocal", small][0]
-            yield from self._made((broadcast.key, quotient), "broadcast_in_dim", inverse, by.shape)
-            quotient.name, quotient.operands = "stablehlo.multiply", [value, self._known_results[broadcast.key, quotient][0]]
+            yield from self._made(quotient, "broadcast_in_dim", inverse, by.shape)
+            quotient.name, quotient.operands = "stablehlo.multiply", [value, *self._known_results[quotient]]
 
     def _scatter_into_sum(self, total: Any, into: Operation) -> None:
         """Replace the sum of an array and of values scattered into a constant: XLA for CPUs scatters into the array."""
@@ -287,7 +278,7 @@ class Reader:
             if scatter is not None and scatter.name == "stablehlo.scatter" and is_once:
                 base = self._makers.get(scatter.operands[0])
                 if base is not None and base.name == "copy":
-                    into.name, into.operands, into.key = scatter.name, [other, *scatter.operands[1:]], None
+                    into.name, into.operands = scatter.name, [other, *scatter.operands[1:]]
                     return
 
     def _copies_of_constants(self, operation: Operation) -> Iterable[Operation]:

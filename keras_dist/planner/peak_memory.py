@@ -8,7 +8,6 @@ module follows these rules before compilation; `tests/planner/memory_bank.py` co
 from __future__ import annotations
 
 import collections
-import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
 
@@ -224,8 +223,6 @@ class _Simulation:
         """Yield the arrays whose memory a result may take: they are read for the last time."""
         if operation.name in ("stablehlo.while", "stablehlo.scatter"):
             operands = [operation.operands[place]]
-        elif self._platform == "cpu":
-            operands = operation.in_place
         elif operation.name in program.FUSED:
             operands = operation.operands
         else:
