@@ -204,10 +204,6 @@ class Reader:
                 made.operands = [*operands, *(value for value in captured if value not in operands)]
             if self._module.platform == "cpu" and name == "stablehlo.dot_general":
                 into += self._transposes(operation, made)
-            elif self._module.platform == "cpu" and name == "stablehlo.convolution":
-                padded = self._makers.get(operands[0])
-                if padded is not None and padded.name == "stablehlo.pad":
-                    made.operands = [padded.operands[0], *operands[1:]]
             elif self._module.platform == "cpu" and name == "stablehlo.divide":
                 into += self._reciprocal(made)
             elif self._module.platform == "cpu" and name == "stablehlo.add":
