@@ -20,6 +20,8 @@ _IN_LIBRARY = named(
     "maximum minimum multiply negate power reduce reshape rsqrt sign sine sqrt subtract tanh"
 )
 """Operations that the library computes together with a reduction."""
+_LEAST_IN_LIBRARY = 4096
+"""Elements of an array from which the library is used."""
 _WITHOUT_OPERANDS = named("broadcast_in_dim iota")
 _FUSIBLE = program.FUSED | program.VIEWS | named("dynamic_update_slice gather iota") | {"copy"}
 _EXPENSIVE = program.COSTLY | named("gather")
@@ -203,4 +205,7 @@ class _Fusion:
 
 
 def _is_in_library(operation: Operation) -> bool:
-    return operation.name in _IN_LIBRARY and all(each.is_float32 for each in (*operation.operands, *operation.results))
+    values = *operation.operands, *operation.results
+    is_view = operation.name in named("broadcast_in_dim reshape")
+    is_large = is_view or max(each.elements for each in values) >= _LEAST_IN_LIBRARY
+    return operation.name in _IN_LIBRARY and is_large and all(each.is_float32 for each in values)

@@ -47,9 +47,7 @@ FROM_MEMORY = named(
 """Operations that read arrays from memory, so that a result which they need is allocated."""
 PRODUCTS = named("convolution dot_general")
 _REPEATABLE = (
-    FUSED
-    | named("constant convolution dot_general gather iota reduce reshape")
-    | named("all_slice constant", "sdy")
+    FUSED | named("constant convolution dot_general gather iota reduce reshape") | named("all_slice constant", "sdy")
 )
 """Operations of which XLA for CPUs computes equal ones once."""
 _MOVES = VIEWS | named("broadcast_in_dim concatenate convert dynamic_slice dynamic_update_slice slice transpose")
@@ -64,9 +62,8 @@ _WITHOUT_MEMORY = (
 )
 """Beginnings of names of custom calls without such memory: annotations, random bits, callbacks of the host, and kernels
 of Pallas for TPUs, whose intermediate results are in VMEM."""
-_VIEWS_OF_CPUS = named("broadcast_in_dim transpose")
 _BARRIERS = ("stablehlo.optimization_barrier", "sdy.sharding_constraint")
-"""Views that XLA for CPUs removes before it looks for equal operations."""
+"""Views that XLA for CPUs removes after it has looked for equal operations."""
 _TO_HOST = '_xla_buffer_placement = "pinned_host"'
 _WITH_BLOCKS = (*named("case if while"), "sdy.manual_computation")
 
@@ -132,8 +129,9 @@ class Reader:
         self._values: list[Value] = []
         self._constants = set[Value]()
         self._reshapes: list[Operation] = []
+        self._copies = set[Value]()
         self._makers: dict[Value, Operation] = {}
-        self._identity: dict[Any, Any] = {}
+        self._identity: dict[Any, Any] = {}  # of values in MLIR, for CPUs: other ones behind a barrier
         self._known_results: dict[Any, list[Value]] = {}  # of the block that is read, by operation and operands
         self.opaque: dict[str, None] = {}
         self.rearranged: dict[str, int] = {}
@@ -183,7 +181,7 @@ class Reader:
                 self._identity |= {result: object() for result in operation.results}
                 continue
             kind = self._key_of(operation) if self._module.platform == "cpu" else None
-            key = kind and (kind, *(self._identity.get(operand, operand) for operand in operation.operands))
+            key = kind and (kind, *map(self._identify, operation.operands))
             if key in self._known_results:
                 known |= zip(operation.results, self._known_results[key], strict=True)
                 self._identity |= zip(operation.results, self._known_results[key], strict=True)
@@ -269,13 +267,11 @@ class Reader:
     def _scatter_into_sum(self, total: Any, into: Operation) -> None:
         """Replace the sum of an array and of values scattered into a constant: XLA for CPUs scatters into the array."""
         for value, other in itertools.permutations(into.operands):
-            scatter = self._makers.get(value)
+            made = self._makers.get(value, into)
             is_once = all(len([*operand.uses]) == 1 for operand in total.operands)
-            if scatter is not None and scatter.name == "stablehlo.scatter" and is_once:
-                base = self._makers.get(scatter.operands[0])
-                if base is not None and base.name == "copy":
-                    into.name, into.operands = scatter.name, [other, *scatter.operands[1:]]
-                    return
+            if made.name == "stablehlo.scatter" and made.operands[0] in self._copies and is_once:
+                into.name, into.operands = made.name, [other, *made.operands[1:]]
+                return
 
     def _copies_of_constants(self, operation: Operation) -> Iterable[Operation]:
         """Replace constants that an operation overwrites by copies, which XLA for CPUs makes early."""
@@ -289,7 +285,8 @@ class Reader:
             if value in self._constants:
                 copied = dataclasses.replace(value, readers=[], flows_to=value.flows_to)
                 operation.operands[place] = copied
-                copy = self._makers[copied] = Operation("copy", [value], [copied])
+                self._copies.add(copied)
+                copy = Operation("copy", [value], [copied])
                 value.readers.append(copy)
                 yield copy
 
@@ -307,36 +304,40 @@ class Reader:
             return "return"
         if operation.name == "stablehlo.dot_general" and (kind := without_product(operation, is_tpu)):
             return f"stablehlo.{kind}"
-        if self._module.platform == "cpu" and operation.name in _VIEWS_OF_CPUS and self._is_view(operation):
-            return "stablehlo.reshape"
-        if self._module.platform == "cpu" and operation.name == "stablehlo.concatenate":
-            dim, rank = operation.attributes["dimension"].value, operation.results[0].type.rank
-            return "concatenate" if 1 < rank == dim + 1 else operation.name
+        if self._module.platform == "cpu":
+            return self._name_on_cpus(operation)
         if is_tpu and _is_one_of_each_row(operation):
             return "stablehlo.reduce" if operation.name == "stablehlo.gather" else "stablehlo.select"
         return operation.name
 
-    def _is_view(self, operation: Any) -> bool:
-        """Whether a transpose or a broadcast moves or adds only dims of one element."""
-        before, after = (self._module.local_shape(each) for each in (operation.operands[0], operation.results[0]))
-        if operation.name == "stablehlo.broadcast_in_dim":
-            return math.prod(before) == math.prod(after)
-        order = numbers_of(operation.attributes["permutation"])
-        large = [dim for dim in order if before[dim] > 1]
-        return large == sorted(large)
+    def _name_on_cpus(self, operation: Any) -> str:
+        """Name views, which move or add only dims of one element, and concatenations that XLA does not fuse."""
+        kind = operation.name.rpartition(".")[2]
+        if kind == "concatenate":
+            rank, dim = operation.results[0].type.rank, operation.attributes["dimension"].value
+            return kind if 1 < rank == dim + 1 else operation.name
+        if kind in ("broadcast_in_dim", "transpose"):
+            before, after = (self._module.local_shape(each) for each in (operation.operands[0], operation.results[0]))
+            numbers = numbers_of(operation.attributes["permutation"]) if kind == "transpose" else []
+            order = [dim for dim in numbers if before[dim] > 1]
+            is_view = math.prod(before) == math.prod(after) and order == sorted(order)
+            return "stablehlo.reshape" if is_view else operation.name
+        return operation.name
 
     def _call(self, call: Any, operands: list[Value], known: dict[Any, Value], into: list[Operation]) -> None:
         block = self._module.functions[text_of(call.attributes["callee"])].regions[0].blocks[0]
         inner = dict(zip(block.arguments, operands, strict=True))
-        pairs = zip(block.arguments, call.operands, strict=True)
-        self._identity |= {argument: self._identity.get(operand, operand) for argument, operand in pairs}
+        self._identity |= zip(block.arguments, map(self._identify, call.operands), strict=True)
         self._read(block, inner, into)
         returned = into.pop()
         for operand in dict.fromkeys(returned.operands):
             operand.readers.remove(returned)
         known |= zip(call.results, returned.operands, strict=True)
-        pairs = zip(call.results, block.operations[len(block.operations) - 1].operands, strict=True)
-        self._identity |= {result: self._identity.get(operand, operand) for result, operand in pairs}
+        last = block.operations[len(block.operations) - 1]
+        self._identity |= zip(call.results, map(self._identify, last.operands), strict=True)
+
+    def _identify(self, value: Any) -> Any:
+        return self._identity.get(value, value)
 
 
 def _opaque(operation: Any) -> str:

@@ -25,6 +25,8 @@ _LEAST_REARRANGED = 1 / 16
 """The part of the peak from which sorted arrays, and parts of arrays at steps, are of unknown memory."""
 _ROW = 16
 """Bytes from which an array is not a scalar: XLA for CPUs keeps what several operations broadcast of it."""
+GAPS = 1.02
+"""Factor for the gaps between arrays in the memory of CPUs: an allowance, which the page on estimates explains."""
 _MOST_PASSED = 200
 """Elementwise operations after an array that are searched for the end of its life."""
 
@@ -51,6 +53,7 @@ def peak_memory(module: ShardedModule) -> PeakMemory:
     donated = [module.nbytes(argument) for argument, given in arguments if any(name in given for name in _DONATED)]
     reader = Reader(module)
     nbytes = _Simulation(reader.main(), module.platform, donated).run()
+    nbytes = round(GAPS * nbytes) if module.platform == "cpu" else nbytes
     large = [name for name, size in reader.rearranged.items() if size > _LEAST_REARRANGED * nbytes]
     return PeakMemory(nbytes, tuple(dict.fromkeys((*reader.opaque, *large))))
 
