@@ -34,7 +34,7 @@ def copy_of(lowered: jax.stages.Lowered) -> Any:
     The attribute `PLATFORM` of the module names its platform.
 
     Shardy has no sharding rules for the elementwise operations of CHLO, such as `erf` and `square`, which XLA lowers
-    before it propagates (jaxlib 0.10.2 and 0.12). In the copy products replace them.
+    before it propagates (jaxlib 0.10.2 and 0.12). In the copy products replace them; for CPUs, what XLA lowers them to.
     """
     of: Any = lowered
     module: Any = of.compiler_ir("stablehlo")

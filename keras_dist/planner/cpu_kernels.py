@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import heapq
 from collections.abc import Iterable
 
 from keras_dist.planner import memory_program as program
@@ -22,6 +23,8 @@ _IN_LIBRARY = named(
 """Operations that the library computes together with a reduction."""
 _LEAST_IN_LIBRARY = 4096
 """Elements of an array from which the library is used."""
+_MOST_PASSED = 200
+"""Operations between two others that are searched for paths without fusion."""
 _WITHOUT_OPERANDS = named("broadcast_in_dim iota")
 _FUSIBLE = program.FUSED | program.VIEWS | named("dynamic_update_slice gather iota") | {"copy"}
 _EXPENSIVE = program.COSTLY | named("gather")
@@ -83,8 +86,9 @@ class _Fusion:
         used, self._operations = set[Value](), list[Operation]()
         for operation in reversed(block.operations):
             if not operation.results or not used.isdisjoint(operation.results):
-                self._operations.insert(0, operation)
+                self._operations.append(operation)
                 used.update(operation.operands)
+        self._operations.reverse()
         self._place = {each: place for place, each in enumerate(self._operations)}
         self._maker = {result: each for each in self._operations for result in each.results}
         self._kernel_of = {each: _Kernel(each, [each]) for each in self._operations}
@@ -93,13 +97,12 @@ class _Fusion:
             if operation.name == "stablehlo.reduce" and not self._kernel_of[operation].is_library:
                 self._grow(operation)
         self._find_readers()
-        self._kept, self._known_paths = set[Operation](), dict[tuple[Operation, Operation], bool]()
+        self._kept = set[Operation]()
         self._find_kept()
         for operation in reversed(self._operations):
             kernel = self._kernel_of[operation]
             if kernel.root is operation and (self._readers[operation] or not operation.results):
-                while self._fuse(kernel):
-                    pass
+                self._fuse(kernel)
 
     def _makers(self, operation: Operation) -> Iterable[Operation]:
         return dict.fromkeys(self._maker[operand] for operand in operation.operands if operand in self._maker)
@@ -140,14 +143,16 @@ class _Fusion:
 
     def _find_kept(self) -> None:
         """Find operations that read more than they make, and are not fused into all of their readers."""
-        self._before: dict[Operation, int] = {}
-        for place, operation in enumerate(self._operations):
-            self._before[operation] = 1 << place
+        candidates = [operation for operation in self._operations if self._reads_more(operation)]
+        bits = {operation: 1 << place for place, operation in enumerate(candidates)}
+        self._before: dict[Operation, int] = {}  # the candidates from which an operation is computed, or itself
+        for operation in self._operations:
+            self._before[operation] = bits.get(operation, 0)
             for made in self._makers(operation):
                 self._before[operation] |= self._before[made]
-        for operation in reversed(self._operations):
+        for operation in reversed(candidates):
             readers = [kernel.root for kernel in self._readers[operation]]
-            if self._reads_more(operation) and not all(self._is_fused(operation, reader) for reader in readers):
+            if not all(self._is_fused(operation, reader, bits[operation]) for reader in readers):
                 self._kept.add(operation)
 
     def _reads_more(self, operation: Operation) -> bool:
@@ -155,16 +160,16 @@ class _Fusion:
         makers = [self._maker.get(each) for each in read] if operation.name in _FUSIBLE else []
         return sum(made is None or made.name not in _WITHOUT_OPERANDS for made in makers) > 1
 
-    def _is_fused(self, producer: Operation, reader: Operation) -> bool:
+    def _is_fused(self, producer: Operation, reader: Operation, bit: int) -> bool:
         """Whether an operation is fused into a reader on all paths."""
-        key = producer, reader
-        if producer is not reader and key not in self._known_paths:
-            kernel, bit = self._kernel_of[reader], 1 << self._place[producer]
+        waiting = {reader: None}
+        while waiting and len(waiting) <= _MOST_PASSED:
+            kernel = self._kernel_of[waiting.popitem()[0]]
             between = [made for made in self._operands(kernel) if self._before[made] & bit]
-            self._known_paths[key] = all(self._may_fuse(kernel, each) for each in between) and all(
-                self._is_fused(producer, each) for each in between
-            )
-        return producer is reader or self._known_paths[key]
+            if not all(self._may_fuse(kernel, made) for made in between):
+                return False
+            waiting |= {made: None for made in between if made is not producer}
+        return not waiting
 
     def _may_fuse(self, kernel: _Kernel, producer: Operation) -> bool:
         names = kernel.root.name, producer.name
@@ -176,18 +181,23 @@ class _Fusion:
         is_elementwise = producer.results[0].elements == kernel.root.results[0].elements
         return producer.name not in _EXPENSIVE or (is_once and is_elementwise)
 
-    def _fuse(self, kernel: _Kernel) -> bool:
-        """Fuse the last operand that may be fused; it stays a kernel for other readers."""
-        made = next((each for each in self._operands(kernel) if self._may_fuse(kernel, each)), None)
-        if made is None:
-            return False
-        kernel.parts.append(made)
-        del self._readers[made][kernel]
-        for before in self._makers(made):
-            self._readers[before][kernel] = None
-            if not self._readers[made]:
-                self._readers[before].pop(self._kernel_of[made], None)
-        return True
+    def _fuse(self, kernel: _Kernel) -> None:
+        """Fuse operands, last ones first; they stay kernels for other readers."""
+        found = {-self._place[made] for made in self._makers(kernel.root)}
+        waiting = sorted(found)
+        while waiting:
+            made = self._operations[-heapq.heappop(waiting)]
+            if not self._may_fuse(kernel, made):
+                continue
+            kernel.parts.append(made)
+            del self._readers[made][kernel]
+            for before in self._makers(made):
+                self._readers[before][kernel] = None
+                if not self._readers[made]:
+                    self._readers[before].pop(self._kernel_of[made], None)
+                if -self._place[before] not in found:
+                    found.add(-self._place[before])
+                    heapq.heappush(waiting, -self._place[before])
 
     def kernels(self) -> list[Operation]:
         """Return an operation for each kernel."""
