@@ -24,7 +24,7 @@ _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 _LEAST_REARRANGED = 1 / 16
 """The part of the peak from which sorted arrays, and parts of arrays at steps, are of unknown memory."""
 _ROW = 16
-"""Bytes from which an array is not a scalar: XLA for CPUs keeps what several operations broadcast of it."""
+"""Bytes from which an array is not a scalar: for GPUs, what several operations broadcast of it is kept."""
 GAPS = 1.02
 """Factor for the gaps between arrays in the memory of CPUs: an allowance, which the page on estimates explains."""
 _MOST_PASSED = 200
