@@ -19,6 +19,7 @@ from jax._src import compiler, dispatch
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib.mlir import ir, passmanager  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib.mlir.dialects import hlo  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib.mlir.dialects import sdy as sdy  # its attributes are what the passes return
 
 from keras_dist._unstable import sharding_origins
@@ -33,13 +34,16 @@ def copy_of(lowered: jax.stages.Lowered) -> Any:
     The attribute `PLATFORM` of the module names its platform.
 
     Shardy has no sharding rules for the elementwise operations of CHLO, such as `erf` and `square`, which XLA lowers
-    before it propagates (jaxlib 0.10.2 and 0.12). In the copy products replace them.
+    before it propagates (jaxlib 0.10.2 and 0.12). In the copy products replace them; for CPUs, what XLA lowers them to.
     """
     of: Any = lowered
     module: Any = of.compiler_ir("stablehlo")
     with module.context:
         copy = module.operation.clone()
         copy.attributes[PLATFORM] = ir.StringAttr.get(of._lowering._platforms[0])
+        if of._lowering._platforms[0] == "cpu":
+            hlo.register_stablehlo_passes()
+            run_passes(copy, "func.func(chlo-legalize-to-stablehlo)")
         found: list[Any] = []
         copy.walk(lambda operation: found.append(operation) or ir.WalkResult.ADVANCE)
         for operation in found:

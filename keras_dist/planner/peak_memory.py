@@ -8,11 +8,11 @@ module follows these rules before compilation; `tests/planner/memory_bank.py` co
 from __future__ import annotations
 
 import collections
-import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
 
 from keras_dist.planner import memory_program as program
+from keras_dist.planner.cpu_kernels import kernels
 from keras_dist.planner.memory_program import Block, Operation, Reader, Value
 from keras_dist.planner.sharded_module import ShardedModule
 
@@ -24,7 +24,9 @@ _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 _LEAST_REARRANGED = 1 / 16
 """The part of the peak from which sorted arrays, and parts of arrays at steps, are of unknown memory."""
 _ROW = 16
-"""Bytes from which an array is not a scalar: XLA for CPUs keeps what several operations broadcast of it."""
+"""Bytes from which an array is not a scalar: for GPUs, what several operations broadcast of it is kept."""
+GAPS = 1.02
+"""Factor for the gaps between arrays in the memory of CPUs: an allowance, which the page on estimates explains."""
 _MOST_PASSED = 200
 """Elementwise operations after an array that are searched for the end of its life."""
 
@@ -51,6 +53,7 @@ def peak_memory(module: ShardedModule) -> PeakMemory:
     donated = [module.nbytes(argument) for argument, given in arguments if any(name in given for name in _DONATED)]
     reader = Reader(module)
     nbytes = _Simulation(reader.main(), module.platform, donated).run()
+    nbytes = round(GAPS * nbytes) if module.platform == "cpu" else nbytes
     large = [name for name, size in reader.rearranged.items() if size > _LEAST_REARRANGED * nbytes]
     return PeakMemory(nbytes, tuple(dict.fromkeys((*reader.opaque, *large))))
 
@@ -76,7 +79,8 @@ class _Simulation:
 
     def __init__(self, block: Block, platform: str, donated: Sequence[int] | None = None) -> None:
         """Take the sizes of donated arguments, for `main`."""
-        self._block, self._platform = block, platform
+        self._block, self._platform = kernels(block) if platform == "cpu" else block, platform
+        block = self._block
         self._is_tpu = platform == "tpu"
         self._donated = None if donated is None else collections.Counter(donated)
         self._index = {operation: index for index, operation in enumerate(block.operations)}
@@ -102,6 +106,8 @@ class _Simulation:
         self._sinks[result] = sinks
         if operation.name in program.CONSTANTS or operation.name in program.VIEWS:
             self._is_kept[result] = False
+        elif self._platform == "cpu":
+            self._is_kept[result] = True
         elif operation.name in program.FUSED:
             is_needed = result in self._joined or any(self._needs_memory(reader, result) for reader in readers)
             self._is_kept[result] = is_needed or (len(sinks) > 1 and self._is_costly(operation, sinks))
@@ -131,17 +137,8 @@ class _Simulation:
         return reader.name in program.FROM_MEMORY and not (self._is_tpu and reader.name in program.PRODUCTS)
 
     def run(self) -> int:
-        """Return the peak bytes; for CPUs the larger one of program order and breadth-first order."""
+        """Return the peak bytes."""
         self._trace_roots()
-        donated, peak = copy.copy(self._donated), self._run_in_order()
-        if self._platform != "cpu":
-            return peak
-        self._order_by_breadth()
-        self._trace_roots()
-        self._donated = donated
-        return max(peak, self._run_in_order())
-
-    def _run_in_order(self) -> int:
         block, last = self._block, self._last
         live = peak = 0
         sizes: dict[Value, int] = {}  # of what is allocated
@@ -167,45 +164,6 @@ class _Simulation:
             peak = max(peak, live + inside)
             live -= sum(sizes.pop(value, 0) for value in dying.pop(index, ()))
         return peak
-
-    def _order_by_breadth(self) -> None:
-        """Sort the operations as XLA for CPUs: first in, first out, of those whose operands are computed."""
-        maker = {result: operation for operation in self._block.operations for result in operation.results}
-        running = [operation for operation in self._block.operations if self._runs(operation)]
-        parts = {operation: self._computed_in(operation, maker) for operation in running}
-        readers: dict[Operation, list[Operation]] = collections.defaultdict(list)
-        waiting: dict[Operation, int] = {}
-        for operation, part in parts.items():
-            needed = {maker[operand] for each in part for operand in each.operands if operand in maker} - {*part}
-            waiting[operation] = len(needed)
-            for each in needed:
-                readers[each].append(operation)
-        done: dict[Operation, None] = {}
-        ready = [operation for operation in running if not waiting[operation]]
-        for operation in ready:  # which grows
-            done |= dict.fromkeys(each for each in parts[operation] if each not in done)
-            for reader in readers[operation]:
-                waiting[reader] -= 1
-                ready += [] if waiting[reader] else [reader]
-        last = self._block.operations[-1]
-        done.pop(last, None)
-        self._block = Block(self._block.arguments, [*done, last])
-        self._index = {operation: index for index, operation in enumerate(self._block.operations)}
-
-    def _computed_in(self, operation: Operation, maker: dict[Value, Operation]) -> list[Operation]:
-        """Return an operation and, before it, those without memory that it computes."""
-        found = {operation: None}
-        waiting = [operation]
-        for each in waiting:  # which grows
-            makers = (maker[operand] for operand in each.operands if operand in maker)
-            new = [made for made in dict.fromkeys(makers) if made not in found and not self._runs(made)]
-            found |= dict.fromkeys(new)
-            waiting += new
-        return sorted(found, key=self._index.__getitem__)
-
-    def _runs(self, operation: Operation) -> bool:
-        """Whether an operation is computed alone, and not where its results are needed."""
-        return not operation.results or any(self._is_kept[result] for result in operation.results)
 
     def _trace_roots(self) -> None:
         """Find the arrays that each value is computed from, and where each array is read last."""

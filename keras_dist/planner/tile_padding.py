@@ -67,6 +67,22 @@ def without_product(operation: Any, is_tpu: bool) -> str:
     return ("reduce" if is_tpu else "") if is_contracted else "multiply"
 
 
+def sorted_for_product(operation: Any, module: ShardedModule) -> Iterable[tuple[str, tuple[int, ...]]]:
+    """Yield `transpose`, `reshape` or nothing for each operand of a product, and the order of its dims.
+
+    Libraries of CPUs need batch dims, one dim of the result and one contracted dim.
+    """
+    numbers = str(operation.attributes["dot_dimension_numbers"])
+    for side, operand in zip(("lhs", "rhs"), operation.operands, strict=True):
+        batch, used = (_dims(numbers, f"{side}_{kind}_dimensions") for kind in ("batching", "contracting"))
+        shape = module.local_shape(operand)
+        free = [dim for dim in range(len(shape)) if dim not in (*batch, *used)]
+        orders = [(*batch, *free, *used), (*batch, *used, *free)][: 1 if side == "lhs" else 2]
+        large = ([dim for dim in order if shape[dim] > 1] for order in orders)
+        is_sorted = len(shape) == 2 or any(each == sorted(each) for each in large)
+        yield ("" if len(free) == len(used) == 1 else "reshape") if is_sorted else "transpose", orders[-1]
+
+
 def _dims(numbers: str, name: str) -> list[int]:
     found = re.search(rf"{name} = \[([\d, ]*)\]", numbers)
     return [int(dim) for dim in found[1].split(",")] if found and found[1].strip() else []

@@ -20,6 +20,8 @@ from keras_dist.pretrained.cache import Cache
 from keras_dist.pretrained.config import DecoderConfig
 from keras_dist.pretrained.feed_forward import balancing_loss, kernel_initializer
 from keras_dist.pretrained.loadable_model import LoadableModel
+from keras_dist.pretrained.weight_maps import weight_map
+from keras_dist.storage.weight_map import WeightMap
 
 
 class Decoder(LoadableModel):
