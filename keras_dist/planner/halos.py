@@ -167,6 +167,8 @@ def permute_widths(shard: int, size: int, needed: Sequence[Interval]) -> list[in
         needed: the interval that each shard needs, in places of the dim.
     """
     count = len(needed)
+    if count < 2:
+        return []
     left = [index * shard - start for index, (start, _) in enumerate(needed)]
     right = [end - (index + 1) * shard for index, (_, end) in enumerate(needed)]
     window = max(end - start for start, end in needed)

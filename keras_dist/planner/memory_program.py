@@ -174,7 +174,7 @@ class Reader:
         for operation, operand in self._same_tiles:
             if operation.name == "stablehlo.transpose":
                 operand.padding = operation.results[0].padding
-        rounded = [each for each in self._values if each.is_float32 and not each.is_padded and _is_rounded(each, set())]
+        rounded = [each for each in self._values if each.is_float32 and not each.is_padded and _is_rounded(each)]
         for value in rounded:
             value.nbytes //= 2
         for reshape in self._reshapes:
@@ -422,20 +422,21 @@ def _connect(operands: list[Value], condition: Block, body: Block, results: list
         body.returned[place].flows_to += carried
 
 
-def _is_rounded(value: Value, seen: set[Value]) -> bool:
+def _is_rounded(value: Value) -> bool:
     """Whether a value is only read by products that round it."""
-    if value in seen:
-        return True
-    seen.add(value)
-    for reader in value.readers:
-        if reader.name in _MOVES or (reader.name in FUSED and value.readers == [reader]):
-            ends_rounded = all(_is_rounded(each, seen) for each in reader.results_of(value))
-        else:
-            is_carried = reader.name == "stablehlo.while" or (reader.name == "return" and bool(value.flows_to))
-            ends_rounded = is_carried or reader.is_rounded
-        if not ends_rounded:
-            return False
-    return all(_is_rounded(each, seen) for each in value.flows_to)
+    seen, found = {value}, [value]
+    for value in found:  # which grows
+        following = [*value.flows_to]
+        for reader in value.readers:
+            if reader.name in _MOVES or (reader.name in FUSED and value.readers == [reader]):
+                following += reader.results_of(value)
+            elif not reader.is_rounded:
+                is_carried = reader.name == "stablehlo.while" or (reader.name == "return" and bool(value.flows_to))
+                if not is_carried:
+                    return False
+        found += [each for each in dict.fromkeys(following) if each not in seen]
+        seen.update(following)
+    return True
 
 
 def _captured(block: Block) -> Iterable[Value]:

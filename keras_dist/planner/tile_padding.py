@@ -33,7 +33,7 @@ def padded_images(module: ShardedModule) -> dict[tuple[int, ...], float]:
             for value, labels, ends in zip(values, labels_of(operation), ("bf", "io", "bf"), strict=True):
                 shape = module.local_shape(value)
                 sizes = [shape[labels.index(end)] for end in ends]
-                found[tuple(shape)] = min(_padded(size, _LANES) for size in sizes if size)
+                found[tuple(shape)] = min((_padded(size, _LANES) for size in sizes if size), default=1.0)
     return found
 
 

@@ -266,7 +266,10 @@ def read_rotary(document: Document, parameters: Document | None = None) -> Rotar
         document: the content of `config.json`.
         parameters: by default `rope_parameters`, or else `rope_scaling`.
     """
-    given = parameters or document.get("rope_parameters") or document.get("rope_scaling") or {}
+    both = [document[key] for key in ("rope_parameters", "rope_scaling") if document.get(key)]
+    if parameters is None and len(both) == 2 and both[0] != both[1]:
+        raise ConfigError("two rotary embeddings", given="rope_parameters and rope_scaling differ: keep one of them")
+    given = parameters or (both[0] if both else {})
     options: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     kind = options.pop("type", None)
     options["rope_type"] = options.get("rope_type") or _OLD_TYPES.get(kind, kind) or "default"

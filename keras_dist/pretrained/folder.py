@@ -49,8 +49,8 @@ def describe(
 ) -> Network:
     """Return the network of a folder without its weights: only `config.json` is read, and nothing is allocated.
 
-    `kd.plan` tells from it whether the network fits, before there is a file of weights. `fit` warns if no weights were
-    loaded.
+    `kd.plan` tells from it whether the network fits, before there is a file of weights. `fit` of the network
+    warns if no weights were loaded.
 
     Args:
         folder: a folder with a `config.json` of `transformers`, or the path of the file.
@@ -63,7 +63,7 @@ def describe(
     """
     config = _with_options(read_config(folder), attention, capacity_factor)
     network = _network(config, dtype=dtype, scan=scan, remat=remat)
-    network._described = os.fspath(folder)
+    network._described = os.fspath(folder).removesuffix("config.json") or "."
     return network
 
 

@@ -11,7 +11,8 @@ from keras_dist.pretrained.weight_maps import weight_map
 from keras_dist.storage.weight_map import WeightMap
 from keras_dist.training.built_model import BuiltModel
 
-_as_in_models: Any = functools.wraps(Model.load_weights)
+_loads: Any = functools.wraps(Model.load_weights)
+_sets: Any = functools.wraps(Model.set_weights)
 
 
 class LoadableModel(Model):
@@ -20,11 +21,16 @@ class LoadableModel(Model):
     _described: str | None = None
     """The folder of a network of `describe`, until weights are loaded."""
 
-    @_as_in_models
+    @_loads
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
         report = super().load_weights(*args, **kwargs)
         self._described = None
         return report
+
+    @_sets
+    def set_weights(self, *args: Any, **kwargs: Any) -> None:
+        super().set_weights(*args, **kwargs)
+        self._described = None
 
     def _with_weights(self, *args: Any, **kwargs: Any) -> BuiltModel:
         if self._built is None and not (args or kwargs):
@@ -38,5 +44,6 @@ class LoadableModel(Model):
         session = super()._ready_to_train(method, x)
         if self._described is not None and int(session.cell.state.step) == 0:  # neither trained nor restored
             fix = f"kd.pretrained.load({self._described!r}) reads them"
+            self._described = None
             warn(f"{method}: the weights are random, since `describe` reads config.json alone; {fix}")
         return session

@@ -394,6 +394,7 @@ MODULES = {
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:fit. the weights are random")
 @pytest.mark.parametrize("name", few(MODULES, "described"))
 def test_fit_finds_the_layout_of_transformers(name):
     make, loss = MODULES[name]

@@ -477,3 +477,19 @@ def test_the_compiled_peaks_on_cpus_are_as_recorded():
 def test_the_compiled_peaks_on_tpus_are_as_recorded():
     pytest.importorskip("libtpu", reason="the extra `tpu` is not installed")
     compiled_again("v5e:2x4", ["scanned stages", "3 GRU"] if LARGE else ["3 GRU"])
+
+
+def test_a_long_chain_before_products_is_estimated():
+    def chain(x, w):
+        for _ in range(600):
+            x = x * 1.0001 + 0.1
+        return x @ w
+
+    assert peak(chain, (64, 64), (64, 64), platform="tpu") > 0
+
+
+def test_images_of_no_channels_need_no_padding():
+    def convolve(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    assert peak(convolve, (16, 8, 8, 0), (3, 3, 0, 0), platform="tpu") == 0

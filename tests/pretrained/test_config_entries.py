@@ -68,3 +68,10 @@ def test_one_wrong_entry_is_one_problem_under_its_name(family, changes, said):
 def test_an_entry_under_two_names_may_be_null_under_one():
     document = json.loads((FOLDER / "mixtral" / "config.json").read_text())
     assert read({**document, "num_local_experts": None, "num_experts": 4}) == read(document)
+
+
+def test_rotary_embeddings_of_two_forms_must_be_the_same():
+    given = json.loads((FOLDER / "llama" / "config.json").read_text())
+    given["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+    with pytest.raises(KerasDistError, match="rope_parameters and rope_scaling differ"):
+        family_named("llama").read(given)

@@ -146,6 +146,8 @@ def test_an_input_of_other_parts_is_refused():
     model = Decoder(config())
     with pytest.raises(ModelError, match="must be tokens, or a dict of tokens and some of positions, segments"):
         model({"tokens": np.zeros((1, 3), "int32"), "types": np.zeros((1, 3), "int32")})
+    with pytest.raises(ModelError, match="tokens must have two dims"):
+        model(np.zeros(8, "int32"))
     with pytest.raises(ModelError, match="the cache has too few slots"):
         model(np.zeros((1, 3), "int32"), cache=model.empty_cache(1, 2))
     with pytest.raises(ModelError, match="`config` must be a `DecoderConfig`"):
