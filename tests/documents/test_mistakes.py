@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
+from keras_dist.models import model_distribution
 from tests import commands
 from tests.documents.test_threads import DOCS
 
@@ -132,6 +133,7 @@ def test_the_page_has_these_mistakes():
 @pytest.mark.parametrize("mistake", MADE)
 def test_the_message_is_the_one_on_the_page(mistake, tmp_path, capsys):
     jnp.zeros(1).block_until_ready()  # JAX has started
+    model_distribution.warn_of_one_device.cache_clear()  # once per process
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
