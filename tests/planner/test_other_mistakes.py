@@ -7,9 +7,11 @@ import pytest
 import keras_dist as kd
 from keras_dist.planner import remedies
 from tests.planner.other_mistakes import MISTAKES, NETWORKS
-from tests.soak import few
+from tests.soak import LARGE, few
 
 _COSTS = {}
+_FIRST = [next(name for name in MISTAKES if MISTAKES[name].network == network) for network in NETWORKS]
+_OTHERS = [pytest.param(name, marks=pytest.mark.soak) for name in MISTAKES if LARGE and name not in _FIRST]
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +34,7 @@ def good(name):
     return _COSTS[name]
 
 
-@pytest.mark.parametrize("name", few(MISTAKES, "depthwise: batch whole", "stack: batch over one axis"))
+@pytest.mark.parametrize("name", [*few(_FIRST, "depthwise: batch whole", "stack: batch over one axis"), *_OTHERS])
 def test_the_cause_is_named_and_the_remedy_restores(name):
     mistake, network = MISTAKES[name], NETWORKS[MISTAKES[name].network]
     found = network.plan(network.distribution(mistake.rules, mistake.axis))
