@@ -154,7 +154,7 @@ class Decoder(LoadableModel):
 
 def parts_of(inputs: PyTree, names: Sequence[str] = ("tokens", "positions", "segments")) -> tuple[Any, Any, Any]:
     """Return tokens, positions and segments; the latter are None where they are not given."""
-    tokens = inputs.get("tokens") if isinstance(inputs, Mapping) else inputs
+    tokens: Any = inputs.get("tokens") if isinstance(inputs, Mapping) else inputs
     if len(getattr(tokens, "shape", (0, 0))) != 2 and names[0] == "tokens":
         given = f"tokens of shape {tokens.shape}"
         raise ModelError(
