@@ -95,7 +95,8 @@ def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a
         given = ", ".join(f"{value} in process {process}" for process, value in enumerate(values))
         fix = "compute it in the same way in all processes, and draw random numbers from the same seed"
         raise ClusterError(f"{name} must be the same in all processes of the job", given=given, fix=fix) from error
-    return _copier(sharding)(placed)
+    copied = _copier(sharding)(placed)
+    return jax.block_until_ready(copied) if isinstance(value, np.ndarray) else copied  # which reads the caller's memory
 
 
 def copied_by_jax(array: np.ndarray) -> np.ndarray:
