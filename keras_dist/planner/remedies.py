@@ -142,7 +142,7 @@ def _costs(step: Propagated, held_nbytes: int) -> Figures:
 def _score(figures: Figures) -> float:
     """Return a number that is lower the better; ratios count, since a step may be of any size.
 
-    Hidden reshards count twice: new ones are no remedy.
+    Hidden reshards count twice: a remedy must not add any.
     """
     held = max(figures.held_nbytes, 1)
     moved = figures.moved_nbytes + figures.hidden_nbytes

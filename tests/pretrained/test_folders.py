@@ -299,12 +299,15 @@ def test_auto_parallel_finds_the_layout_before_weights_are_read(family, is_short
     np.testing.assert_allclose(outputs, values["outputs"], atol=1e-4)
 
 
-@pytest.mark.parametrize(("way", "warned"), [("as it is", 1), ("lora", 1), ("loaded", 0)])
+@pytest.mark.parametrize(("way", "warned"), [("as it is", 1), ("lora", 1), ("loaded", 0), ("set", 0)])
 def test_training_a_described_network_without_its_weights_warns(way, warned):
     tokens = np.zeros((2, 5), "int32")
     model = kd.pretrained.describe(FOLDER / "llama")
     if way == "loaded":
         model.load_weights(FOLDER / "llama", weight_map=model._map_of_base())
+    if way == "set":
+        model.build()
+        model.set_weights(model.get_weights())
     if way == "lora":
         model.enable_lora(2, ".*query")
     model.compile("sgd", "causal_lm")
@@ -313,6 +316,8 @@ def test_training_a_described_network_without_its_weights_warns(way, warned):
         model.fit(tokens, tokens, verbose=0)
         model.fit(tokens, tokens, verbose=0)
         model.evaluate(tokens, tokens, verbose=0)
+        model.compile("sgd", "causal_lm")
+        model.fit(tokens, tokens, verbose=0)
     texts = [str(each.message) for each in caught if "describe" in str(each.message)]
     assert len(texts) == warned
     assert all(f"kd.pretrained.load({str(FOLDER / 'llama')!r})" in text for text in texts)
