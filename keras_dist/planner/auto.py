@@ -7,6 +7,7 @@ Element-wise work of the optimizer is left out: the bytes are equal, and half th
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,9 @@ from keras_dist.planner.verdict import judge
 
 _MOST_COMPILED = 3
 
+_EQUAL = 0.02
+"""Step times that differ by less are equal: a screen is no more exact."""
+
 
 @register_strategy("auto")
 class AutoParallel(Distribution):
@@ -53,8 +57,9 @@ class AutoParallel(Distribution):
     `search` traces the train step once and evaluates each candidate in milliseconds. A candidate shards classes of dims
     (see `dim_classes`) over the axes that the batch does not use, each class over one axis. Weights are unsharded or
     fully sharded over the axes of the batch. If memory is the objective or is short, repeated blocks are also
-    recomputed in the backward pass. All combinations of the six classes that gain most are tried. The result is
-    deterministic, unless the time limit ends the search.
+    recomputed in the backward pass. All combinations of the six classes that gain most are tried. Of layouts whose
+    step times differ by at most 2 %, that with the fewest operations whose collectives XLA may choose is the best (see
+    `Estimate`). The result is deterministic, unless the time limit ends the search.
 
     A compiled model that is made under it, by `set_distribution` or `scope`, gets its layout from the first batch of
     `fit`. This requires arrays as data, and weights that do not exist yet. Otherwise call `search`.
@@ -64,8 +69,8 @@ class AutoParallel(Distribution):
             which all meshes `data` x `model` are tried. By default all devices of the job.
         objective: the quantity to minimize: `"step_time"`, or `"memory"` of a device.
         target: the machine to optimize for, such as `"v5p:4x4x4"`; see `planner.target`. Step times are estimated for
-            it, its devices are the default, and the best three candidates are compiled for it, if the extra for that
-            is installed. By default step times are estimated for the devices of the mesh.
+            it, its devices are the default, and the best three candidates with different steps are compiled for it, if
+            the extra for that is installed. By default step times are estimated for the devices of the mesh.
         memory_limit: memory of a device [bytes]. By default from the target, or from the devices. Candidates that
             exceed it rank last; if none fits, `search` warns, and `fits` of its result is False.
         compiles: whether the best candidates are compiled for the target.
@@ -195,9 +200,10 @@ class AutoParallel(Distribution):
         if rule is not None and (is_short or self.objective == "memory"):
             search.classes, search.remat = traced.setdefault(rule, self._traced(step, rule)), rule
             search.run(self._meshes())
-        candidates = sorted(search.candidates, key=search.rank)
+        candidates = self._surest_first(sorted(search.candidates, key=search.rank))
         if self.target is not None and self.compiles and is_chief():
-            first, rest = candidates[:_MOST_COMPILED], candidates[_MOST_COMPILED:]
+            first = _distinct(candidates)[:_MOST_COMPILED]
+            rest = [each for each in candidates if not any(each is one for one in first)]
             first = [self._compiled(each, traced[each.remat], step, deadline) for each in first]
             if rest and all(self._is_too_large(each) for each in first):
                 smallest = min(rest, key=lambda each: each.nbytes)
@@ -205,6 +211,15 @@ class AutoParallel(Distribution):
                 first.append(self._compiled(smallest, traced[smallest.remat], step, deadline))
             candidates = [*sorted(first, key=self._rank_compiled), *rest]
         return candidates, not search.skipped
+
+    def _surest_first(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Move the candidate to the front that has the fewest doubts of those that are as fast as the best."""
+        best = candidates[0]
+        if self.objective != "step_time" or self._is_too_large(best):
+            return candidates
+        fast = (each for each in candidates if each.step_seconds <= (1 + _EQUAL) * best.step_seconds)
+        surest = min((each for each in fast if not self._is_too_large(each)), key=lambda each: each.doubts)
+        return [surest, *(each for each in candidates if each is not surest)]
 
     def _traced(self, step: tuple[Any, ...], remat: str | None) -> DimClasses:
         model, batch, optimizer, loss = step
@@ -270,6 +285,20 @@ class AutoParallel(Distribution):
         if self.target is not None and self._devices == devices(self.target):  # inner axes along its links
             return DeviceMesh(sizes, devices=devices(self.target, tuple(sizes.values())))
         return DeviceMesh(sizes, devices=self._devices)
+
+
+def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Leave out candidates with the step time and the exchanged bytes of an earlier one: their programs are alike."""
+    found: list[Candidate] = []
+    for each in candidates:
+        if not any(_is_alike(each, other) for other in found):
+            found.append(each)
+    return found
+
+
+def _is_alike(one: Candidate, other: Candidate) -> bool:
+    figures = zip((one.step_seconds, one.moved_nbytes), (other.step_seconds, other.moved_nbytes), strict=True)
+    return all(math.isclose(*pair, rel_tol=_EQUAL / 2) for pair in figures)
 
 
 def _existing(mesh: DeviceMesh) -> list[Device]:

@@ -50,6 +50,7 @@ class Candidate:
         compiled_nbytes: peak memory of the compiled step; None if it was not compiled.
         shard_optimizer: whether the slots alone are sharded over the axis of the batch (ZeRO-1).
         remat: the `remat` of `compile`, layers to recompute in the backward pass; None for none.
+        doubts: number of operations whose collectives XLA may choose otherwise; see `Estimate`.
     """
 
     mesh: Mapping[str, int]
@@ -63,6 +64,7 @@ class Candidate:
     compiled_nbytes: int | None = None
     shard_optimizer: bool = False
     remat: str | None = None
+    doubts: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -199,8 +201,9 @@ class Search:
     ) -> Candidate:
         moved = sum(each.nbytes_per_step for each in step.collectives)
         figures = step_seconds(sizes, step, self.target), state, step.activation_nbytes, moved
-        is_fully = kind.pop("fully_sharded", False)
-        self.candidates.append(Candidate(dict(sizes), dict(rules), is_fully, *figures, remat=self.remat, **kind))
+        is_fully, doubts = kind.pop("fully_sharded", False), sum(each.count for each in step.estimates)
+        found = Candidate(dict(sizes), dict(rules), is_fully, *figures, remat=self.remat, doubts=doubts, **kind)
+        self.candidates.append(found)
         return self.candidates[-1]
 
     def rank(self, candidate: Candidate) -> tuple[float, ...]:
