@@ -229,4 +229,4 @@ def _processor() -> str:
 
 def number(value: float) -> str:
     """With three digits."""
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"

@@ -3,6 +3,7 @@
 import json
 
 from benchmarks import measure, report
+from benchmarks.measure import number
 
 MACHINE = {"processor": "an abacus", "cores": 2, "load": 0.1, "system": "wood"}
 VERSIONS = {"python": "3.11", "jax": "0.10.2", "keras": "3.15.1"}
@@ -56,3 +57,7 @@ def test_runs_take_turns_and_come_back():
     samples = measure.interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=2, warmup=1)
     assert "".join(order) == "ababba"
     assert {len(taken.wall) for taken in samples.values()} == {2}
+
+
+def test_numbers_have_no_exponents():
+    assert [number(value) for value in (0.0123, 1.23456, 999.6, 12345.6)] == ["0.0123", "1.23", "1000", "12346"]
