@@ -38,7 +38,6 @@ from keras_dist.saving import (
     serialize_keras_object,
 )
 from keras_dist.symbolic.tensors import get_source_inputs, is_keras_tensor
-from keras_dist.utils import bounding_boxes
 from keras_dist.visualization import model_to_dot, plot_model
 
 Sequence = PyDataset  # Keras's older name
@@ -49,7 +48,6 @@ __all__ = [
     "PyDataset",
     "Sequence",
     "array_to_img",
-    "bounding_boxes",
     "clear_session",
     "custom_object_scope",
     "deserialize_keras_object",
