@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from keras_dist import activations
 from keras_dist._support.arguments import check_option, check_size, check_sizes
 from keras_dist.errors import ModelError
-from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.lora import LoraLayer
 from keras_dist.layers.spatial_layer import SpatialLayer
 from keras_dist.layers.weight_arguments import (

@@ -14,7 +14,7 @@ from keras_dist._support.integer_checks import check_indices
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers.attributes import check_dtype
-from keras_dist.layers.core.projection import project
+from keras_dist.layers.core.dense import project
 from keras_dist.layers.core.row_table import RowTable
 from keras_dist.layers.lora import LoraLayer
 from keras_dist.layers.weight_arguments import EmbeddingsArguments, Identifier, Layout

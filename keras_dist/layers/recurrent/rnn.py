@@ -14,7 +14,7 @@ from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import PyTree, Shape
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError, with_type
-from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.recurrent.loop_body import add_losses, build_before, call_inside
