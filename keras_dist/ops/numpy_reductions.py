@@ -125,14 +125,7 @@ def max(x: ArrayLike, axis: Axes = None, keepdims: bool = False, initial: ArrayL
 
 @operation
 def min(x: ArrayLike, axis: Axes = None, keepdims: bool = False, initial: ArrayLike | None = None) -> jax.Array:
-    """Return the smallest elements.
-
-    Args:
-        x: an array.
-        axis: the dims to reduce; None for all.
-        keepdims: whether reduced dims stay with size 1.
-        initial: the largest result; required for empty arrays.
-    """
+    """Return the smallest elements, at most `initial`; for the arguments see `max`."""
     return jnp.min(as_array(x), axis=arguments.axes(axis), keepdims=keepdims, initial=initial)
 
 
@@ -141,9 +134,7 @@ def prod(x: ArrayLike, axis: Axes = None, keepdims: bool = False, dtype: DTypeLi
     """Return the products.
 
     Args:
-        x: an array.
-        axis: the dims to reduce; None for all.
-        keepdims: whether reduced dims stay with size 1.
+        x, axis, keepdims: as in `max`.
         dtype: element type of the result; None for the type of `x`, with at least 32 bits for bools and integers.
     """
     dtype = arguments.element_type(dtype)

@@ -211,8 +211,7 @@ class Resizing(ImageLayer):
         fill_mode: must be `"constant"`.
         fill_value: value of the padding.
         antialias: whether smaller images are averages of all pixels.
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: see `Layer`.
+        data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(
@@ -262,8 +261,7 @@ class CenterCrop(ImageLayer):
     Args:
         height: height of the crop [pixels].
         width: width of the crop [pixels].
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: see `Layer`.
+        data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(

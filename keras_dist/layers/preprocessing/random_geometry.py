@@ -326,8 +326,7 @@ class RandomElasticTransform(RandomImageLayer):
         interpolation: `"bilinear"` or `"nearest"`.
         fill_mode: values around an image: `"reflect"`, `"mirror"`, `"wrap"`, `"nearest"`, or `"constant"`.
         fill_value: value around an image for `fill_mode="constant"`.
-        value_range: smallest and largest value of pixels, to which images are clipped.
-        seed, data_format, **kwargs: as in `RandomBrightness`.
+        value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
 
     Differs from Keras: segmentation masks are distorted like their images, and are not clipped.
     """
