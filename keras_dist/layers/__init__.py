@@ -25,9 +25,9 @@ from keras_dist.layers.core.foreign_modules import JaxLayer as JaxLayer
 from keras_dist.layers.core.foreign_modules import NNXLayer as NNXLayer
 from keras_dist.layers.core.input_layer import Input as Input
 from keras_dist.layers.core.input_layer import InputLayer as InputLayer
+from keras_dist.layers.core.lambda_ import Identity as Identity
 from keras_dist.layers.core.lambda_ import Lambda as Lambda
-from keras_dist.layers.core.masking import Identity as Identity
-from keras_dist.layers.core.masking import Masking as Masking
+from keras_dist.layers.core.lambda_ import Masking as Masking
 from keras_dist.layers.core.mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 from keras_dist.layers.core.stack import Stack as Stack
 from keras_dist.layers.core.wrapper import Pipeline as Pipeline

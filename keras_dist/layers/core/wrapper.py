@@ -19,7 +19,7 @@ from keras_dist.layers.call_arguments import InputSpec, call_parameters
 from keras_dist.layers.core.foreign_modules import as_layer
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.layers.recurrent.loop_body import add_losses, build_before, call_inside
+from keras_dist.layers.stacked_layers import add_losses, build_before, call_inside
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.layers.weights import walk
 from keras_dist.ops.normalization import divided_by_norm
