@@ -15,7 +15,7 @@ from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError
 from keras_dist.ops import numpy_arguments
-from keras_dist.ops.operation import as_array, floating, names_in, operation
+from keras_dist.ops.operation import as_array, floating, names_in, operation, unary
 
 
 @operation
@@ -46,16 +46,8 @@ def cholesky_inverse(x: ArrayLike, upper: bool = False) -> jax.Array:
     return inverse @ other if upper else other @ inverse
 
 
-@operation
-def det(x: ArrayLike) -> jax.Array:
-    """Return the determinants (...) of matrices (..., n, n)."""
-    return jnp.linalg.det(_square("det", x))
-
-
-@operation
-def inv(x: ArrayLike) -> jax.Array:
-    """Invert matrices (..., n, n)."""
-    return jnp.linalg.inv(_square("inv", x))
+det = unary("det", lambda x: jnp.linalg.det(_square("det", x)), "Return the determinants (...) of matrices.")
+inv = unary("inv", lambda x: jnp.linalg.inv(_square("inv", x)), "Invert matrices (..., n, n).")
 
 
 @operation
