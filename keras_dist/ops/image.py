@@ -382,17 +382,7 @@ def scale_and_translate(
     method: str,
     antialias: bool = True,
 ) -> jax.Array:
-    """Scale images, then translate them; see `jax.image.scale_and_translate`.
-
-    Args:
-        images: an array.
-        output_shape: shape of the result, with all dims.
-        scale: a factor for each of `spatial_dims`.
-        translation: a distance for each of `spatial_dims` [pixels].
-        spatial_dims: the dims.
-        method: `"linear"`, `"cubic"`, `"lanczos3"` or `"lanczos5"`.
-        antialias: whether smaller images are averages of all pixels.
-    """
+    """Scale images, then translate them; for the arguments see `jax.image.scale_and_translate`."""
     chosen = check_option("method", method, _METHODS)
     return jax.image.scale_and_translate(
         as_array(images), output_shape, spatial_dims, as_array(scale), as_array(translation), chosen, antialias

@@ -75,25 +75,13 @@ def lu_factor(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
 def norm(
     x: ArrayLike, ord: int | float | str | None = None, axis: int | Sequence[int] | None = None, keepdims: bool = False
 ) -> jax.Array:
-    """Return norms of vectors or matrices; see `jax.numpy.linalg.norm`.
-
-    Args:
-        x: an array.
-        ord: the order of the norm; None for the root of the sum of squares.
-        axis: the dim of the vectors, or the two dims of the matrices; None for the whole array.
-        keepdims: whether these dims stay with size 1.
-    """
+    """Return norms of vectors or matrices; for the arguments see `jax.numpy.linalg.norm`."""
     return jnp.linalg.norm(floating(as_array(x)), ord=ord, axis=numpy_arguments.axes(axis), keepdims=keepdims)
 
 
 @operation
 def qr(x: ArrayLike, mode: str = "reduced") -> tuple[jax.Array, jax.Array]:
-    """Return the QR decomposition `(q, r)` of matrices (..., m, n).
-
-    Args:
-        x: the matrices.
-        mode: `"reduced"` for min(m, n) columns of q, `"complete"` for m.
-    """
+    """Return the QR decomposition `(q, r)` of matrices (..., m, n); q has min(m, n) columns, or m if `"complete"`."""
     chosen = check_option("mode", mode, ("reduced", "complete"))
     q, r = jnp.linalg.qr(_matrices("qr", x), mode=chosen)
     return q, r
@@ -153,14 +141,7 @@ def pinv(x: ArrayLike, rcond: float | None = None) -> jax.Array:
 
 @operation
 def jvp(fun: Callable[..., PyTree], primals: PyTree, tangents: PyTree, has_aux: bool = False) -> Any:
-    """Return `fun(*primals)` and its derivative in the direction `tangents`; see `jax.jvp`.
-
-    Args:
-        fun: a function of arrays.
-        primals: its arguments, a tuple or list.
-        tangents: a direction for each.
-        has_aux: whether `fun` returns `(values, aux)`; `aux` is then returned as a third result.
-    """
+    """Return `fun(*primals)` and its derivative in the direction `tangents`; for the arguments see `jax.jvp`."""
     return jax.jvp(fun, primals, tangents, has_aux=has_aux)
 
 

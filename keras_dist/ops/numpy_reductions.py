@@ -193,13 +193,7 @@ def bincount(x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0,
 
 @operation
 def correlate(x1: ArrayLike, x2: ArrayLike, mode: str = "valid") -> jax.Array:
-    """Return the cross-correlation of two vectors.
-
-    Args:
-        x1: a vector.
-        x2: a vector.
-        mode: `"valid"` for positions of full overlap, `"same"` for the size of the longer vector, `"full"` for all.
-    """
+    """Return the cross-correlation of two vectors; see `jax.numpy.correlate`."""
     return jnp.correlate(as_array(x1), as_array(x2), mode)
 
 
@@ -211,12 +205,7 @@ def digitize(x: ArrayLike, bins: ArrayLike) -> jax.Array:
 
 @operation
 def histogram(x: ArrayLike, bins: int = 10, range: tuple[float, float] | None = None) -> tuple[jax.Array, jax.Array]:
-    """Return the counts of elements in bins of equal width, and the `bins + 1` limits of the bins.
-
-    Args:
-        x: a vector.
-        bins: number of bins.
-        range: the lowest and the highest limit; None for the smallest and the largest element.
+    """Return the counts of elements in bins of equal width, and the `bins + 1` limits; see `jax.numpy.histogram`.
 
     Raises:
         ModelError: `x` is not a vector, `bins` is not a count, or `range` is not an ascending pair.
@@ -259,16 +248,7 @@ vdot = binary("vdot", jnp.vdot, "Return the dot product of both arrays, flattene
 def cross(
     x1: ArrayLike, x2: ArrayLike, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
 ) -> jax.Array:
-    """Return the cross products of vectors of two or three elements.
-
-    Args:
-        x1: vectors.
-        x2: vectors.
-        axisa: the dim of the vectors in `x1`.
-        axisb: the dim of the vectors in `x2`.
-        axisc: the dim of the vectors in the result.
-        axis: replaces the other three.
-    """
+    """Return the cross products of vectors of two or three elements; for the arguments see `jax.numpy.cross`."""
     return jnp.cross(as_array(x1), as_array(x2), axisa, axisb, axisc, axis)
 
 
