@@ -11,7 +11,7 @@ from typing import Any
 
 import keras_dist
 
-BESIDE = ("bounding_boxes", "dtensor", "ops.image")
+BESIDE = ("dtensor", "ops.image")
 """Public packages that are not names of `keras_dist`."""
 
 

@@ -35,6 +35,7 @@ OF_KERAS = {
     "saving.KerasFileEditor": "`h5py`; `load_weights` with `skip_mismatch=True` or `objects_to_skip=`",
     "utils.Config": "a dict",
     "utils.FeatureSpace": "`StringLookup`, `IntegerLookup`, `Discretization` and `Normalization`, one for each feature",
+    "utils.bounding_boxes.*": "`jax.numpy`: boxes are plain arrays, which need no layout",
     "utils.audio_dataset_from_directory": "`tensorflow_datasets`",
     "utils.legacy.*": "`kd.saving`",
     "visualization.*": "matplotlib",

@@ -14,6 +14,7 @@ from keras_dist.layers.attention.attention import Attention as Attention
 from keras_dist.layers.attention.multi_head_attention import GroupedQueryAttention as GroupedQueryAttention
 from keras_dist.layers.attention.multi_head_attention import GroupQueryAttention as GroupQueryAttention
 from keras_dist.layers.attention.multi_head_attention import MultiHeadAttention as MultiHeadAttention
+from keras_dist.layers.call_arguments import InputSpec as InputSpec
 from keras_dist.layers.convolutional.convolution import *
 from keras_dist.layers.core.dense import Dense as Dense
 from keras_dist.layers.core.dense import EinsumDense as EinsumDense
@@ -24,22 +25,21 @@ from keras_dist.layers.core.foreign_modules import JaxLayer as JaxLayer
 from keras_dist.layers.core.foreign_modules import NNXLayer as NNXLayer
 from keras_dist.layers.core.input_layer import Input as Input
 from keras_dist.layers.core.input_layer import InputLayer as InputLayer
+from keras_dist.layers.core.lambda_ import Identity as Identity
 from keras_dist.layers.core.lambda_ import Lambda as Lambda
-from keras_dist.layers.core.masking import Identity as Identity
-from keras_dist.layers.core.masking import Masking as Masking
+from keras_dist.layers.core.lambda_ import Masking as Masking
 from keras_dist.layers.core.mixture_of_experts import MixtureOfExperts as MixtureOfExperts
-from keras_dist.layers.core.pipeline import Pipeline as Pipeline
 from keras_dist.layers.core.stack import Stack as Stack
+from keras_dist.layers.core.wrapper import Pipeline as Pipeline
 from keras_dist.layers.core.wrapper import SpectralNormalization as SpectralNormalization
 from keras_dist.layers.core.wrapper import TimeDistributed as TimeDistributed
 from keras_dist.layers.core.wrapper import Wrapper as Wrapper
-from keras_dist.layers.input_spec import InputSpec as InputSpec
 from keras_dist.layers.layer import Layer as Layer
 from keras_dist.layers.merging.merging import *
 from keras_dist.layers.normalization.normalization import *
 from keras_dist.layers.pooling.pooling import *
 from keras_dist.layers.preprocessing.category_encoding import CategoryEncoding as CategoryEncoding
-from keras_dist.layers.preprocessing.discretization import Discretization as Discretization
+from keras_dist.layers.preprocessing.category_encoding import Discretization as Discretization
 from keras_dist.layers.preprocessing.hashing import HashedCrossing as HashedCrossing
 from keras_dist.layers.preprocessing.hashing import Hashing as Hashing
 from keras_dist.layers.preprocessing.histograms import AutoContrast as AutoContrast
@@ -47,6 +47,8 @@ from keras_dist.layers.preprocessing.histograms import (
     ContrastLimitedAdaptiveHistogramEqualization as ContrastLimitedAdaptiveHistogramEqualization,
 )
 from keras_dist.layers.preprocessing.histograms import Equalization as Equalization
+from keras_dist.layers.preprocessing.image_layer import CenterCrop as CenterCrop
+from keras_dist.layers.preprocessing.image_layer import Resizing as Resizing
 from keras_dist.layers.preprocessing.index_lookup import IntegerLookup as IntegerLookup
 from keras_dist.layers.preprocessing.index_lookup import StringLookup as StringLookup
 from keras_dist.layers.preprocessing.mixing import CutMix as CutMix
@@ -58,8 +60,6 @@ from keras_dist.layers.preprocessing.random_colors import *
 from keras_dist.layers.preprocessing.random_geometry import *
 from keras_dist.layers.preprocessing.rescaling import Normalization as Normalization
 from keras_dist.layers.preprocessing.rescaling import Rescaling as Rescaling
-from keras_dist.layers.preprocessing.resizing import CenterCrop as CenterCrop
-from keras_dist.layers.preprocessing.resizing import Resizing as Resizing
 from keras_dist.layers.preprocessing.spectrograms import MelSpectrogram as MelSpectrogram
 from keras_dist.layers.preprocessing.spectrograms import STFTSpectrogram as STFTSpectrogram
 from keras_dist.layers.preprocessing.text_vectorization import TextVectorization as TextVectorization

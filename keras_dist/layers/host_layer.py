@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -64,7 +64,7 @@ def as_rows(inputs: Any, layer: str, encoding: str = "utf-8") -> Any:
     given: Any = inputs.numpy() if hasattr(inputs, "numpy") else inputs
     array: Any = np.asarray(given) if hasattr(given, "shape") else None
     if array is None:
-        first = next(_items(inputs), None)
+        first = next(iter(jax.tree.leaves(inputs)), None)
         try:
             array = np.array(inputs, dtype=object if isinstance(first, str | bytes) else None)
         except ValueError:
@@ -92,11 +92,3 @@ def objects(values: Sequence[Any], shape: tuple[int, ...]) -> Any:
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array.reshape(shape)
-
-
-def _items(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _items(item)
-    else:
-        yield value

@@ -30,11 +30,12 @@ from keras_dist._unstable.flax_internals import (
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten, unknown_name_error
 from keras_dist.layers import symbolic
-from keras_dist.layers.attributes import as_nnx_containers, axes_of, check_name, take_input_shape
+from keras_dist.layers.attributes import Precision, as_nnx_containers, axes_of, check_name, policy_of, take_input_shape
 from keras_dist.layers.building import Building, shard_weights
 from keras_dist.layers.call_arguments import (
     call_parameters,
     check_complete,
+    check_inputs,
     check_numbers,
     takes_any,
     tensor_arguments,
@@ -42,9 +43,7 @@ from keras_dist.layers.call_arguments import (
     value_given,
 )
 from keras_dist.layers.deferred_weights import as_before_building, build_as_called
-from keras_dist.layers.input_spec import check_inputs
 from keras_dist.layers.other_frameworks import check_is_ours, is_of_keras
-from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.remat_scope import RematScope, current_scope
 from keras_dist.layers.runtime import HasRuntime
 from keras_dist.layers.weight_arguments import Identifier, defaults_of

@@ -8,7 +8,7 @@ import jax
 
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
-from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.ops.spatial import SpatialDims
 

@@ -1,4 +1,4 @@
-"""Equal layers as one layer whose weights have a leading dim, called in a `jax.lax.scan`.
+"""Layers called in loop bodies, and equal layers as one layer whose weights have a leading dim, called in a scan.
 
 XLA then compiles one block for any number of them, and a gather of FSDP or the rematerialization of a block happens in
 the loop. The weights are in an ordinary layer, so that paths, rules and LoRA work as without a stack. A leading dim
@@ -21,14 +21,42 @@ from flax import nnx
 from keras_dist import initializers
 from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import DTypeLike, PyTree
-from keras_dist._unstable.flax_internals import attribute_order, restore_order, without_eager_sharding
+from keras_dist._unstable.flax_internals import TraceError, attribute_order, restore_order, without_eager_sharding
+from keras_dist.errors import ModelError
 from keras_dist.layers.pipelined_layers import OneLayer, pipeline_of, run_pipeline
-from keras_dist.layers.recurrent.loop_body import add_losses
 from keras_dist.variables import Frozen, call_context
 
 if TYPE_CHECKING:
     from keras_dist.layers.layer import Layer
     from keras_dist.variables.variable import Variable
+
+
+def build_before(layer: Layer, *inputs: PyTree) -> PyTree:
+    """Create the weights of a layer and its sublayers before the loop, by a call that changes no state."""
+    with call_context.entered(False, anew=True):
+        return layer(*inputs)
+
+
+def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) -> tuple[PyTree, list[jax.Array]]:
+    """Call a layer inside a loop; return its output and added losses. It must not change variables."""
+    with call_context.entered(training, anew=True) as context:
+        context.is_computed_again = True  # only with the whole loop
+        try:
+            outputs = layer(*args, **kwargs)
+        except (TraceError, ModelError) as error:
+            if not isinstance(error.__cause__ or error, TraceError):
+                raise
+            summary = f"layer {layer.name!r} changes a variable inside of a loop over time"
+            fix = "give the cell a method draw_noise(input_shape): what it returns comes to each step as `noise`"
+            raise ModelError(summary, given=str(error).splitlines()[0], fix=fix) from error
+    layer.forget_losses()  # tracers of one step; the loop returns them
+    return outputs, context.losses
+
+
+def add_losses(layer: Layer, losses: list[jax.Array]) -> None:
+    """Add the losses returned by a loop in the call of a layer to the losses of the layer."""
+    layer.add_loss([jnp.sum(loss) for loss in losses])
+
 
 _NOT_STATISTICS = (nnx.Param, Frozen, nnx.RngState, nnx.Intermediate)
 

@@ -1,11 +1,8 @@
 """Constructor arguments that describe weights: initializer, regularizer, constraint and layout of each.
 
-A layer lists its weights and their default initializers in `weight_initializers`. Its constructor takes their arguments
-as `**kwargs: Unpack[...]` of a typed dict below; `Layer` checks and stores them and completes `inspect.signature`.
-
-A layer names its weights once, in `weight_initializers`. `Layer` takes `<weight>_initializer`, `_regularizer`,
-`_constraint` and `_layout` of each by keyword, and `get_config` follows from the signature; written out, each layer
-would repeat them three times.
+A layer names its weights and their default initializers once, in `weight_initializers`. Its constructor takes their
+arguments as `**kwargs: Unpack[...]` of a typed dict below. `Layer` checks and stores them and completes
+`inspect.signature`, which `get_config` follows; written out, each layer would repeat them three times.
 """
 
 from __future__ import annotations

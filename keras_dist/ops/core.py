@@ -183,14 +183,6 @@ def scan(
 ) -> tuple[PyTree, PyTree]:
     """Loop over the rows of `xs` and return the final state and the stacked outputs; see `jax.lax.scan`.
 
-    Args:
-        f: `(state, row) -> (state, output)`.
-        init: the initial state.
-        xs: arrays with the same first dim; None if `length` gives the number of iterations.
-        length: number of iterations; None for the number of rows.
-        reverse: whether to start with the last row.
-        unroll: number of iterations compiled as one; True for all.
-
     Raises:
         ModelError: `unroll` is neither a bool nor a positive integer.
     """
@@ -203,14 +195,7 @@ def scan(
 def associative_scan(
     f: Callable[[PyTree, PyTree], PyTree], elems: PyTree, reverse: bool = False, axis: int = 0
 ) -> PyTree:
-    """Return the running results of an associative function along `axis`, in parallel; see `jax.lax.associative_scan`.
-
-    Args:
-        f: `(one, other) -> both`, for parts of `elems` of any length.
-        elems: arrays of one size along `axis`.
-        reverse: whether to start at the end.
-        axis: the dim.
-    """
+    """Return running results of an associative function along `axis`, in parallel; see `jax.lax.associative_scan`."""
     return jax.lax.associative_scan(f, elems, reverse, axis)
 
 

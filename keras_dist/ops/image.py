@@ -132,14 +132,13 @@ def pad_images(
     """Pad images with zeros. For each dim, give two of the two paddings and the target size.
 
     Args:
-        images: (height, width, channels), or a batch of them.
         top_padding: number of rows above.
         left_padding: number of columns to the left.
         bottom_padding: number of rows below.
         right_padding: number of columns to the right.
         target_height: the new height.
         target_width: the new width.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
+        images, data_format: as in `resize`.
 
     Raises:
         ModelError: not exactly two are given, or one would be negative.
@@ -204,7 +203,7 @@ def gaussian_blur(
         images: floats (height, width, channels), or a batch of them.
         kernel_size: width and height of the filter [pixels].
         sigma: standard deviations along width and height [pixels].
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
+        data_format: as in `resize`.
     """
     given = _Images.of("gaussian_blur", images, data_format)
     pairs = zip(kernel_size, sigma, strict=True)
@@ -242,7 +241,7 @@ def ssim(
         filter_sigma: standard deviation of the weights of a window [pixels].
         k1: keeps the quotient of means finite.
         k2: keeps the quotient of variances finite.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
+        data_format: as in `resize`.
 
     Source: `keras.ops.image.ssim`; https://doi.org/10.1109/TIP.2003.819861.
     """
@@ -298,12 +297,10 @@ def affine_transform(
     """Return images whose pixel (x, y) is the given pixel at (a0 x + a1 y + a2, b0 x + b1 y + b2).
 
     Args:
-        images: (height, width, channels), or a batch of them.
         transform: [a0, a1, a2, b0, b1, b2, 0, 0], or one for each image, (batch, 8).
         interpolation: `"bilinear"` or `"nearest"`.
-        fill_mode: see `map_coordinates`.
-        fill_value: see `map_coordinates`.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
+        fill_mode, fill_value: as in `map_coordinates`.
+        images, data_format: as in `resize`.
 
     Raises:
         ModelError: `transform` does not have eight numbers, or an argument has an unknown value.
@@ -329,12 +326,11 @@ def perspective_transform(
     """Apply the perspective transform that moves four points of an image.
 
     Args:
-        images: (height, width, channels), or a batch of them.
         start_points: (x, y) of four points, (4, 2), or (batch, 4, 2).
         end_points: their positions in the result.
-        interpolation: `"bilinear"` or `"nearest"`.
         fill_value: value beyond the borders.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
+        images, data_format: as in `resize`.
+        interpolation: as in `affine_transform`.
 
     Raises:
         ModelError: there are not four points, or an argument has an unknown value.
@@ -363,14 +359,11 @@ def elastic_transform(
     """Displace pixels at random, neighbours by similar amounts.
 
     Args:
-        images: (height, width, channels), or a batch of them.
         alpha: scale of the displacement.
         sigma: smoothness [pixels].
-        interpolation: `"bilinear"` or `"nearest"`.
-        fill_mode: see `map_coordinates`.
-        fill_value: see `map_coordinates`.
         seed: see `random.normal`.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
+        images, data_format: as in `resize`.
+        interpolation, fill_mode, fill_value: as in `affine_transform`.
     """
     given = _Images.of("elastic_transform", images, data_format)
     values = given.values
@@ -389,17 +382,7 @@ def scale_and_translate(
     method: str,
     antialias: bool = True,
 ) -> jax.Array:
-    """Scale images, then translate them; see `jax.image.scale_and_translate`.
-
-    Args:
-        images: an array.
-        output_shape: shape of the result, with all dims.
-        scale: a factor for each of `spatial_dims`.
-        translation: a distance for each of `spatial_dims` [pixels].
-        spatial_dims: the dims.
-        method: `"linear"`, `"cubic"`, `"lanczos3"` or `"lanczos5"`.
-        antialias: whether smaller images are averages of all pixels.
-    """
+    """Scale images, then translate them; for the arguments see `jax.image.scale_and_translate`."""
     chosen = check_option("method", method, _METHODS)
     return jax.image.scale_and_translate(
         as_array(images), output_shape, spatial_dims, as_array(scale), as_array(translation), chosen, antialias

@@ -15,7 +15,7 @@ from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError
 from keras_dist.ops import numpy_arguments
-from keras_dist.ops.operation import as_array, floating, names_in, operation
+from keras_dist.ops.operation import as_array, floating, names_in, operation, unary
 
 
 @operation
@@ -46,16 +46,8 @@ def cholesky_inverse(x: ArrayLike, upper: bool = False) -> jax.Array:
     return inverse @ other if upper else other @ inverse
 
 
-@operation
-def det(x: ArrayLike) -> jax.Array:
-    """Return the determinants (...) of matrices (..., n, n)."""
-    return jnp.linalg.det(_square("det", x))
-
-
-@operation
-def inv(x: ArrayLike) -> jax.Array:
-    """Invert matrices (..., n, n)."""
-    return jnp.linalg.inv(_square("inv", x))
+det = unary("det", lambda x: jnp.linalg.det(_square("det", x)), "Return the determinants (...) of matrices.")
+inv = unary("inv", lambda x: jnp.linalg.inv(_square("inv", x)), "Invert matrices (..., n, n).")
 
 
 @operation
@@ -83,25 +75,13 @@ def lu_factor(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
 def norm(
     x: ArrayLike, ord: int | float | str | None = None, axis: int | Sequence[int] | None = None, keepdims: bool = False
 ) -> jax.Array:
-    """Return norms of vectors or matrices; see `jax.numpy.linalg.norm`.
-
-    Args:
-        x: an array.
-        ord: the order of the norm; None for the root of the sum of squares.
-        axis: the dim of the vectors, or the two dims of the matrices; None for the whole array.
-        keepdims: whether these dims stay with size 1.
-    """
+    """Return norms of vectors or matrices; for the arguments see `jax.numpy.linalg.norm`."""
     return jnp.linalg.norm(floating(as_array(x)), ord=ord, axis=numpy_arguments.axes(axis), keepdims=keepdims)
 
 
 @operation
 def qr(x: ArrayLike, mode: str = "reduced") -> tuple[jax.Array, jax.Array]:
-    """Return the QR decomposition `(q, r)` of matrices (..., m, n).
-
-    Args:
-        x: the matrices.
-        mode: `"reduced"` for min(m, n) columns of q, `"complete"` for m.
-    """
+    """Return the QR decomposition `(q, r)` of matrices (..., m, n); q has min(m, n) columns, or m if `"complete"`."""
     chosen = check_option("mode", mode, ("reduced", "complete"))
     q, r = jnp.linalg.qr(_matrices("qr", x), mode=chosen)
     return q, r
@@ -161,14 +141,7 @@ def pinv(x: ArrayLike, rcond: float | None = None) -> jax.Array:
 
 @operation
 def jvp(fun: Callable[..., PyTree], primals: PyTree, tangents: PyTree, has_aux: bool = False) -> Any:
-    """Return `fun(*primals)` and its derivative in the direction `tangents`; see `jax.jvp`.
-
-    Args:
-        fun: a function of arrays.
-        primals: its arguments, a tuple or list.
-        tangents: a direction for each.
-        has_aux: whether `fun` returns `(values, aux)`; `aux` is then returned as a third result.
-    """
+    """Return `fun(*primals)` and its derivative in the direction `tangents`; for the arguments see `jax.jvp`."""
     return jax.jvp(fun, primals, tangents, has_aux=has_aux)
 
 

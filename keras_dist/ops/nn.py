@@ -118,10 +118,8 @@ def multi_hot(
 
     Args:
         inputs: class indices (n,) or (batch, n, ...); the dim n is reduced.
-        num_classes: number of classes.
         axis: position of the dim of classes, before n is reduced.
-        dtype: element type of the result; None for `floatx()`.
-        sparse: must be False.
+        num_classes, dtype, sparse: as in `one_hot`.
         **kwargs: `num_tokens`, another name of `num_classes`.
 
     Raises:
@@ -185,9 +183,7 @@ def sparse_categorical_crossentropy(
 
     Args:
         target: class indices, of the shape of `output` without the dim `axis`, or with size 1 there.
-        output: probabilities, normalized to a sum of 1, or logits.
-        from_logits: whether `output` are logits.
-        axis: the dim of the classes.
+        output, from_logits, axis: as in `categorical_crossentropy`.
 
     Raises:
         ModelError: the shapes do not fit.

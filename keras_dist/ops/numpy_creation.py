@@ -129,17 +129,7 @@ def linspace(
     dtype: DTypeLike | None = None,
     axis: int = 0,
 ) -> Any:
-    """Return `num` evenly spaced numbers from `start` to `stop`.
-
-    Args:
-        start: the first number, or an array of them.
-        stop: the last number, or an array of them.
-        num: number of samples.
-        endpoint: whether `stop` is the last sample.
-        retstep: whether to return `(samples, distance)`.
-        dtype: element type of the result; by default a float.
-        axis: the dim of the samples in the result.
-    """
+    """Return `num` evenly spaced numbers from `start` to `stop`; for the arguments see `jax.numpy.linspace`."""
     return jnp.linspace(as_array(start), as_array(stop), num, endpoint, retstep, arguments.element_type(dtype), axis)
 
 
@@ -153,10 +143,7 @@ def logspace(
     dtype: DTypeLike | None = None,
     axis: int = 0,
 ) -> jax.Array:
-    """Return `num` numbers from `base ** start` to `base ** stop`, evenly spaced on a logarithmic scale.
-
-    The other arguments have the meaning that they have in `linspace`.
-    """
+    """Return `num` numbers from `base ** start` to `base ** stop`, evenly spaced on a logarithmic scale."""
     return jnp.logspace(as_array(start), as_array(stop), num, endpoint, base, arguments.element_type(dtype), axis)
 
 
@@ -169,18 +156,13 @@ def geomspace(
     dtype: DTypeLike | None = None,
     axis: int = 0,
 ) -> jax.Array:
-    """Return `num` numbers from `start` to `stop` in geometric progression; for the arguments see `linspace`."""
+    """Return `num` numbers from `start` to `stop` in geometric progression."""
     return jnp.geomspace(as_array(start), as_array(stop), num, endpoint, arguments.element_type(dtype), axis)
 
 
 @operation
 def meshgrid(*x: ArrayLike, indexing: str = "xy") -> list[jax.Array]:
-    """Return coordinate arrays of a grid from coordinate vectors.
-
-    Args:
-        *x: vectors of coordinates.
-        indexing: `"xy"` if the second vector varies along the first dim of the results; `"ij"` for the order of `x`.
-    """
+    """Return coordinate arrays of a grid from coordinate vectors; see `jax.numpy.meshgrid`."""
     return jnp.meshgrid(*map(as_array, x), indexing=indexing)
 
 
@@ -228,13 +210,7 @@ def diagflat(x: ArrayLike, k: int = 0) -> jax.Array:
 
 @operation
 def diagonal(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> jax.Array:
-    """Return diagonals of matrices, as the last dim.
-
-    Args:
-        x: an array with at least two dims.
-        offset: the diagonal: 0 for the main one, positive above it.
-        axis1: the dim of the rows of the matrices.
-        axis2: the dim of their columns.
+    """Return diagonals of matrices with rows along `axis1`, as the last dim; see `jax.numpy.diagonal`.
 
     Raises:
         ModelError: `axis1` and `axis2` are the same dim.
@@ -253,12 +229,7 @@ def trace(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> jax.
 
 @operation
 def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> jax.Array:
-    """Return the Vandermonde matrix of a vector: powers 0 to N - 1 of each number.
-
-    Args:
-        x: a vector.
-        N: number of powers; None for the size of `x`.
-        increasing: whether the first column is the power 0, not the last.
+    """Return the Vandermonde matrix of a vector: powers N - 1 to 0 of each number; see `jax.numpy.vander`.
 
     Raises:
         ModelError: `x` is not a vector, or `N` is not a count.

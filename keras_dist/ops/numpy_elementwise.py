@@ -138,14 +138,7 @@ def clip(x: ArrayLike, x_min: ArrayLike, x_max: ArrayLike) -> jax.Array:
 def nan_to_num(
     x: ArrayLike, nan: ArrayLike = 0.0, posinf: ArrayLike | None = None, neginf: ArrayLike | None = None
 ) -> jax.Array:
-    """Replace NaN and infinities by numbers.
-
-    Args:
-        x: an array.
-        nan: replaces NaN.
-        posinf: replaces `inf`; None for the largest number of the element type.
-        neginf: replaces `-inf`; None for the smallest number of the element type.
-    """
+    """Replace NaN and infinities by numbers; None stands for the largest, or smallest, number of the element type."""
     return jnp.nan_to_num(as_array(x), nan=nan, posinf=posinf, neginf=neginf)
 
 

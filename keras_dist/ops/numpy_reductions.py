@@ -125,14 +125,7 @@ def max(x: ArrayLike, axis: Axes = None, keepdims: bool = False, initial: ArrayL
 
 @operation
 def min(x: ArrayLike, axis: Axes = None, keepdims: bool = False, initial: ArrayLike | None = None) -> jax.Array:
-    """Return the smallest elements.
-
-    Args:
-        x: an array.
-        axis: the dims to reduce; None for all.
-        keepdims: whether reduced dims stay with size 1.
-        initial: the largest result; required for empty arrays.
-    """
+    """Return the smallest elements, at most `initial`; for the arguments see `max`."""
     return jnp.min(as_array(x), axis=arguments.axes(axis), keepdims=keepdims, initial=initial)
 
 
@@ -141,9 +134,7 @@ def prod(x: ArrayLike, axis: Axes = None, keepdims: bool = False, dtype: DTypeLi
     """Return the products.
 
     Args:
-        x: an array.
-        axis: the dims to reduce; None for all.
-        keepdims: whether reduced dims stay with size 1.
+        x, axis, keepdims: as in `max`.
         dtype: element type of the result; None for the type of `x`, with at least 32 bits for bools and integers.
     """
     dtype = arguments.element_type(dtype)
@@ -202,13 +193,7 @@ def bincount(x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0,
 
 @operation
 def correlate(x1: ArrayLike, x2: ArrayLike, mode: str = "valid") -> jax.Array:
-    """Return the cross-correlation of two vectors.
-
-    Args:
-        x1: a vector.
-        x2: a vector.
-        mode: `"valid"` for positions of full overlap, `"same"` for the size of the longer vector, `"full"` for all.
-    """
+    """Return the cross-correlation of two vectors; see `jax.numpy.correlate`."""
     return jnp.correlate(as_array(x1), as_array(x2), mode)
 
 
@@ -220,12 +205,7 @@ def digitize(x: ArrayLike, bins: ArrayLike) -> jax.Array:
 
 @operation
 def histogram(x: ArrayLike, bins: int = 10, range: tuple[float, float] | None = None) -> tuple[jax.Array, jax.Array]:
-    """Return the counts of elements in bins of equal width, and the `bins + 1` limits of the bins.
-
-    Args:
-        x: a vector.
-        bins: number of bins.
-        range: the lowest and the highest limit; None for the smallest and the largest element.
+    """Return the counts of elements in bins of equal width, and the `bins + 1` limits; see `jax.numpy.histogram`.
 
     Raises:
         ModelError: `x` is not a vector, `bins` is not a count, or `range` is not an ascending pair.
@@ -268,16 +248,7 @@ vdot = binary("vdot", jnp.vdot, "Return the dot product of both arrays, flattene
 def cross(
     x1: ArrayLike, x2: ArrayLike, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
 ) -> jax.Array:
-    """Return the cross products of vectors of two or three elements.
-
-    Args:
-        x1: vectors.
-        x2: vectors.
-        axisa: the dim of the vectors in `x1`.
-        axisb: the dim of the vectors in `x2`.
-        axisc: the dim of the vectors in the result.
-        axis: replaces the other three.
-    """
+    """Return the cross products of vectors of two or three elements; for the arguments see `jax.numpy.cross`."""
     return jnp.cross(as_array(x1), as_array(x2), axisa, axisb, axisc, axis)
 
 

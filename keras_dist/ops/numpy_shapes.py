@@ -96,13 +96,7 @@ def reshape(x: ArrayLike, newshape: int | Sequence[int]) -> jax.Array:
 
 @operation
 def roll(x: ArrayLike, shift: ArrayLike | Sequence[int], axis: Axes = None) -> jax.Array:
-    """Shift elements cyclically.
-
-    Args:
-        x: an array.
-        shift: number of positions, for all dims or for each of `axis`.
-        axis: the dims; None to roll the flattened array and restore its shape.
-    """
+    """Shift elements cyclically along the dims `axis`; None rolls the flattened array, and restores its shape."""
     return jnp.roll(as_array(x), arguments.static(shift), arguments.axes(axis))
 
 
@@ -289,12 +283,7 @@ def argpartition(x: ArrayLike, kth: int, axis: int | None = -1) -> jax.Array:
 
 @operation
 def searchsorted(sorted_sequence: ArrayLike, values: ArrayLike, side: str = "left") -> jax.Array:
-    """Return the indices at which `values` would be inserted into a sorted vector.
-
-    Args:
-        sorted_sequence: a vector in ascending order.
-        values: an array.
-        side: `"left"` to insert before equal elements, `"right"` to insert after them.
+    """Return the indices at which `values` would be inserted into an ascending vector, before or after equal ones.
 
     Raises:
         ModelError: `sorted_sequence` is not a vector.

@@ -50,10 +50,8 @@ def fold(
     Args:
         x: (batch, channels * size of a window, number of windows), as returned by `unfold`.
         output_size: height and width of the images; one integer for both, here and below.
-        kernel_size: height and width of a window.
-        dilation: distance of the elements of a window.
         padding: number of rows and columns removed at each side.
-        stride: step of the window.
+        kernel_size, dilation, stride: as in `unfold`.
     """
     columns = _of_rank("fold", x, 3, "(batch, channels * size of a window, number of windows)")
     height, width = check_sizes("output_size", output_size, 2)

@@ -106,12 +106,8 @@ def istft(
 
     Args:
         x: real and imaginary parts, (..., windows, fft_length // 2 + 1).
-        sequence_length: size of a window.
-        sequence_stride: distance of the starts of windows.
-        fft_length: size to which windows were zero-padded.
         length: size of the result; None for the size of all windows.
-        window: weights of a window.
-        center: whether the middle of the n-th window is at `n * sequence_stride`.
+        sequence_length, sequence_stride, fft_length, window, center: as in `stft`.
     """
     frames = jnp.fft.irfft(_complex("istft", x), n=fft_length)
     weights = window_weights("istft", window, sequence_length, sequence_stride, fft_length).astype(frames.dtype)

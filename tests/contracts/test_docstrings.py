@@ -9,7 +9,7 @@ from keras_dist import layers
 
 CLASSES = {name: value for name in layers.__all__ if isinstance(value := getattr(layers, name), type)}
 HIDDEN = {base.__name__ for value in CLASSES.values() for base in value.__mro__} - {*CLASSES}
-PACKAGES = [*kd._PACKAGES, "bounding_boxes", "dtensor", "ops.image", "optimizers.schedules"]
+PACKAGES = [*kd._PACKAGES, "dtensor", "ops.image", "optimizers.schedules"]
 
 
 def described(package, text):

@@ -20,6 +20,7 @@ from keras_dist._support import missing_names
         (kd.datasets, "cifar10", "tensorflow_datasets"),
         (kd.layers, "TFSMLayer", "does not run TensorFlow"),
         (kd.layers, "MaxNumBoundingBoxes", "pad while data is read"),
+        (kd.utils, "bounding_boxes", "`jax.numpy`"),
         (kd.export, "ExportArchive", "model.export"),
         (kd, "GradientTape", "; instead: `value_and_grad`"),
         (kd, "function", "`jax.jit`"),

@@ -23,7 +23,7 @@ EXAMPLE, REASON, MISSING, NO_PAGE = "an example", "a reason", "no example and no
 AS_IN_KERAS = "arguments and values of Keras's name, where KERAS.md does not say otherwise"
 RETURNED = "a value that others return, whose attributes are in its docstring"
 _OF_KERAS = """
-activations backend bounding_boxes callbacks constraints dtype_policies initializers layers losses metrics
+activations backend callbacks constraints dtype_policies initializers layers losses metrics
 mixed_precision ops optimizers preprocessing random regularizers saving tree utils visualization
 """
 OF_PACKAGES = {

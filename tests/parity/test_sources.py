@@ -9,7 +9,7 @@ import pytest
 
 PACKAGES = [
     *("activations", "callbacks", "constraints", "distribution", "initializers", "layers", "losses", "metrics"),
-    *("models", "optimizers", "optimizers.schedules", "random", "regularizers", "saving", "utils.bounding_boxes"),
+    *("models", "optimizers", "optimizers.schedules", "random", "regularizers", "saving"),
 ]
 
 

@@ -19,7 +19,7 @@ from keras_dist._support.arguments import (
     check_numbers,
     check_optional,
 )
-from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import AlphaArguments, Identifier, LayerArguments
 

@@ -116,9 +116,7 @@ class AdditiveAttention(Attention):
 
     Args:
         use_scale: whether the terms of the sum are multiplied by a trainable `scale` (features,).
-        dropout: fraction of scores dropped in training.
-        seed: seed of the dropout.
-        **kwargs: see `Layer`.
+        dropout, seed, **kwargs: as in `Attention`.
     """
 
     def __init__(self, use_scale: bool = True, dropout: float = 0.0, *, seed: int | None = None, **kwargs: Any) -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from keras_dist import activations
 from keras_dist._support.arguments import check_option, check_size, check_sizes
 from keras_dist.errors import ModelError
-from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.lora import LoraLayer
 from keras_dist.layers.spatial_layer import SpatialLayer
 from keras_dist.layers.weight_arguments import (
@@ -177,8 +177,7 @@ class Conv2D(Convolution, rank=2):
         groups: number of groups of channels with separate filters.
         activation: a name or a function; None for none.
         use_bias: whether a bias is added.
-        lora_rank: rank of a trainable update of the frozen `kernel`; None for no LoRA. See `enable_lora`.
-        lora_alpha: scaling factor; the update is multiplied by `lora_alpha / lora_rank`. By default `lora_rank`.
+        lora_rank, lora_alpha: as in `Dense`.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (*kernel_size, channels // groups, filters), the same of `bias` (filters,), and the arguments of
             `Layer`.
@@ -230,9 +229,7 @@ class DepthwiseConvolution(BaseConvolution):
 class DepthwiseConv1D(DepthwiseConvolution, rank=1):
     """Depthwise convolution of inputs (batch, steps, channels).
 
-    Args:
-        depth_multiplier, **kwargs: as in `DepthwiseConv2D`.
-        kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
+    Arguments as in `DepthwiseConv2D` and as in `Conv2D`.
     """
 
 
@@ -291,9 +288,7 @@ class SeparableConvolution(BaseConvolution):
 class SeparableConv1D(SeparableConvolution, rank=1):
     """Separable convolution of inputs (batch, steps, channels).
 
-    Args:
-        filters, depth_multiplier, **kwargs: as in `SeparableConv2D`.
-        kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
+    Arguments as in `SeparableConv2D` and as in `Conv2D`.
     """
 
 
@@ -365,9 +360,7 @@ class TransposedConvolution(BaseConvolution):
 class Conv1DTranspose(TransposedConvolution, rank=1):
     """Transposed convolution of inputs (batch, steps, channels).
 
-    Args:
-        filters, strides, padding, output_padding, dilation_rate, **kwargs: as in `Conv2DTranspose`.
-        kernel_size, data_format, activation, use_bias: as in `Conv2D`.
+    Arguments as in `Conv2DTranspose` and as in `Conv2D`.
     """
 
 
@@ -392,11 +385,7 @@ class Conv2DTranspose(TransposedConvolution, rank=2):
 class Conv3DTranspose(TransposedConvolution, rank=3):
     """Transposed convolution of inputs (batch, depth, height, width, channels).
 
-    As in Keras, `data_format` comes before `output_padding` in positional arguments.
-
-    Args:
-        filters, strides, padding, output_padding, dilation_rate, **kwargs: as in `Conv2DTranspose`.
-        kernel_size, data_format, activation, use_bias: as in `Conv2D`.
+    Arguments as in `Conv2DTranspose` and as in `Conv2D`. As in Keras, `data_format` comes before `output_padding`.
     """
 
     def __init__(

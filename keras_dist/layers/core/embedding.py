@@ -14,7 +14,7 @@ from keras_dist._support.integer_checks import check_indices
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers.attributes import check_dtype
-from keras_dist.layers.core.projection import project
+from keras_dist.layers.core.dense import project
 from keras_dist.layers.core.row_table import RowTable
 from keras_dist.layers.lora import LoraLayer
 from keras_dist.layers.weight_arguments import EmbeddingsArguments, Identifier, Layout
@@ -30,8 +30,7 @@ class Embedding(LoraLayer):
         output_dim: size of a vector.
         mask_zero: whether 0 is padding, so that the output has a mask.
         weights: initial value of `embeddings`, an array or a list with one array; the layer is then built at once.
-        lora_rank: rank of a trainable update of the frozen `embeddings`; None for no LoRA. See `enable_lora`.
-        lora_alpha: scaling factor; the update is multiplied by `lora_alpha / lora_rank`. By default `lora_rank`.
+        lora_rank, lora_alpha: as in `Dense`, of the frozen `embeddings`.
         **kwargs: `embeddings_initializer`, `embeddings_regularizer`, `embeddings_constraint` and `embeddings_layout` of
             the weight `embeddings` (input_dim, output_dim), and the arguments of `Layer`.
 
@@ -118,13 +117,11 @@ class ReversibleEmbedding(Embedding):
     """An `Embedding` that also projects vectors to a logit for each row: `layer(vectors, reverse=True)`.
 
     Args:
-        input_dim: number of rows; the integers are 0 to `input_dim - 1`.
-        output_dim: size of a vector.
+        input_dim, output_dim, **kwargs: as in `Embedding`.
         tie_weights: whether the projection uses the same table, instead of `reverse_embeddings`.
         reverse_dtype: element type of the projection; by default the type of the layer.
         logit_soft_cap: positive limit of the logits: `cap * tanh(x / cap)`; None for no limit.
         reverse_embeddings_layout: layout of `reverse_embeddings` (output_dim, input_dim).
-        **kwargs: the arguments of `Embedding`.
 
     Example:
         >>> import jax.numpy as jnp

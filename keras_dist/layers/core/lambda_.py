@@ -1,17 +1,21 @@
-"""`Lambda`: a function as a layer."""
+"""Layers without weights: `Lambda`, a function as a layer, `Masking` and `Identity`."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist._support.arguments import check_numbers
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.saving import custom_object_scope, get_registered_object
 from keras_dist.saving.serialization import is_lambda, lambda_refused
 
@@ -103,3 +107,34 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return inspect.signature(function).parameters
     except ValueError:  # raised for some functions that are not written in Python
         return {}
+
+
+class Masking(Layer):
+    """Mask the steps of a sequence whose values all equal `mask_value`, and set them to 0.
+
+    Args:
+        mask_value: a number, or one for each feature.
+        **kwargs: see `Layer`.
+    """
+
+    def __init__(self, mask_value: ArrayLike = 0.0, **kwargs: Unpack[LayerArguments]) -> None:
+        super().__init__(**kwargs)
+        self.mask_value = check_numbers("mask_value", mask_value, self.name)
+        self.supports_masking = True
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the inputs (batch, steps, ..., features), with zeros in masked steps."""
+        return jnp.where(self.compute_mask(inputs)[..., None], inputs, 0)
+
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
+        """Return which steps (batch, steps, ...) are not masked."""
+        return jnp.any(inputs != jnp.asarray(self.mask_value, inputs.dtype), axis=-1)
+
+
+class Identity(Layer):
+    """Return the inputs."""
+
+    supports_masking = True
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        return inputs

@@ -24,7 +24,7 @@ from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import may_use_kernels, note_kernel, traced_distribution
 from keras_dist.distribution.variables import describe_variables
-from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.lora import AdaptableLayer, AdaptedWeight, lora_update
 from keras_dist.layers.stacked_layers import each_slice
 from keras_dist.layers.weight_arguments import Identifier, LayerArguments, Layout

@@ -13,8 +13,7 @@ from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.core.wrapper import Wrapper
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.recurrent.loop_body import build_before
-from keras_dist.layers.stacked_layers import scan_layers, stacked_weights, without_weights
+from keras_dist.layers.stacked_layers import build_before, scan_layers, stacked_weights, without_weights
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.variables import call_context
 

@@ -1,8 +1,9 @@
-"""`Wrapper`, the base of layers around another layer; `TimeDistributed`, `SpectralNormalization`."""
+"""Layers around other layers: `Wrapper`, their base, `TimeDistributed`, `SpectralNormalization`, and `Pipeline`."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import jax
@@ -14,10 +15,11 @@ from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import variable_role
 from keras_dist.errors import ModelError
 from keras_dist.initializers import TruncatedNormal
-from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.call_arguments import InputSpec, call_parameters
+from keras_dist.layers.core.foreign_modules import as_layer
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.layers.recurrent.loop_body import add_losses, build_before, call_inside
+from keras_dist.layers.stacked_layers import add_losses, build_before, call_inside
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.layers.weights import walk
 from keras_dist.ops.normalization import divided_by_norm
@@ -169,3 +171,34 @@ class SpectralNormalization(Wrapper):
                 return variable
         fix = "for example SpectralNormalization(Dense(10))"
         raise ModelError(f"`layer` of layer {self.name!r} has no kernel", given=repr(self.layer), fix=fix)
+
+
+class Pipeline(Layer):
+    """A sequence of layers as one layer, for image preprocessing; `training` is True by default.
+
+    Args:
+        layers: the layers; each is called on the output of the previous one.
+        name: by default "pipeline".
+
+    Raises:
+        ModelError: `layers` is not a list of layers.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.Pipeline([layers.Rescaling(2.0), layers.Flatten()])(jnp.ones((2, 3, 4))).shape
+        (2, 12)
+    """
+
+    def __init__(self, layers: Sequence[Layer], name: str | None = None) -> None:
+        super().__init__(name=name)
+        if not isinstance(layers, list | tuple):
+            raise argument_error("layers", layers, "a list of layers", layer=self.name, fix="Pipeline([layer])")
+        self.layers = [as_layer(layer) for layer in layers]
+        self.supports_masking = True
+
+    def call(self, inputs: PyTree, training: bool = True, mask: PyTree = None) -> PyTree:
+        for layer in self.layers:
+            takes_mask = mask is not None and "mask" in call_parameters(type(layer))
+            inputs = layer(inputs, training=training, **({"mask": mask} if takes_mask else {}))
+        return inputs

@@ -21,7 +21,7 @@ from keras_dist._support.arguments import (
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import GammaAndBetaArguments, Identifier, LayerArguments, Layout
 from keras_dist.ops.normalization import divided_by_norm, divided_by_rms, standardized, standardized_by, wide
@@ -121,12 +121,8 @@ class GroupNormalization(ScaledNormalization):
 
     Args:
         groups: number of groups of neighbouring channels; -1 for one group per channel.
-        axis: the dim of the channels.
-        epsilon: added to the variance.
-        center: whether `beta` is added.
-        scale: whether `gamma` multiplies.
-        **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`
-            (channels,), the same of `gamma` (channels,), and the arguments of `Layer`.
+        axis: the dim of the channels, of `gamma` and of `beta`.
+        epsilon, center, scale, **kwargs: as in `LayerNormalization`.
     """
 
     def __init__(
@@ -233,11 +229,8 @@ class BatchNormalization(ScaledNormalization):
     not update, the moving statistics in training, too.
 
     Args:
-        axis: the dim of the channels.
+        axis: the dim of the channels, of `gamma` and of `beta`.
         momentum: weight of the previous moving statistics in each step.
-        epsilon: added to the variance.
-        center: whether `beta` is added.
-        scale: whether `gamma` multiplies.
         moving_mean_initializer: initializer of `moving_mean` (channels,).
         moving_variance_initializer: initializer of `moving_variance` (channels,).
         moving_mean_layout: layout of `moving_mean` and `renorm_mean`; layout rules take precedence.
@@ -247,8 +240,7 @@ class BatchNormalization(ScaledNormalization):
         renorm_clipping: limits of the correction: a dict with some of `rmin`, `rmax`, `dmax`.
         renorm_momentum: like `momentum`, for `renorm_mean` and `renorm_stddev`.
         synchronized: unused: statistics are always computed over the whole batch.
-        **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`
-            (channels,), the same of `gamma` (channels,), and the arguments of `Layer`.
+        epsilon, center, scale, **kwargs: as in `LayerNormalization`.
     """
 
     def __init__(

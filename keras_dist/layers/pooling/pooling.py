@@ -132,14 +132,11 @@ class AdaptiveAveragePooling(AdaptivePooling):
 
 
 class MaxPooling1D(MaxPooling, rank=1):
-    """Max pooling: the largest value of each window of inputs (batch, steps, channels).
-
-    Arguments as in `MaxPooling2D`.
-    """
+    """Max pooling of inputs (batch, steps, channels). Arguments as in `MaxPooling2D`."""
 
 
 class AveragePooling1D(AveragePooling, rank=1):
-    """Average pooling: the mean of each window of inputs (batch, steps, channels). Arguments as in `MaxPooling2D`."""
+    """The mean of each window of inputs (batch, steps, channels). Arguments as in `MaxPooling2D`."""
 
 
 class MaxPooling2D(MaxPooling, rank=2):
@@ -150,8 +147,7 @@ class MaxPooling2D(MaxPooling, rank=2):
         strides: step of the window in each spatial dim, or one integer for all. None for `pool_size`.
         padding: `"valid"` for no padding; `"same"` for padding to an output size of ceil(size / stride).
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        name: see `Layer`.
-        **kwargs: see `Layer`.
+        name, **kwargs: see `Layer`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -162,31 +158,19 @@ class MaxPooling2D(MaxPooling, rank=2):
 
 
 class AveragePooling2D(AveragePooling, rank=2):
-    """Average pooling: the mean of each window of inputs (batch, height, width, channels).
-
-    Arguments as in `MaxPooling2D`.
-    """
+    """The mean of each window of inputs (batch, height, width, channels). Arguments as in `MaxPooling2D`."""
 
 
 class MaxPooling3D(MaxPooling, rank=3):
-    """Max pooling: the largest value of each window of inputs (batch, depth, height, width, channels).
-
-    Arguments as in `MaxPooling2D`.
-    """
+    """Max pooling of inputs (batch, depth, height, width, channels). Arguments as in `MaxPooling2D`."""
 
 
 class AveragePooling3D(AveragePooling, rank=3):
-    """Average pooling: the mean of each window of inputs (batch, depth, height, width, channels).
-
-    Arguments as in `MaxPooling2D`.
-    """
+    """The mean of each window of inputs (batch, depth, height, width, channels). Arguments as in `MaxPooling2D`."""
 
 
 class GlobalMaxPooling1D(GlobalMaxPooling, rank=1):
-    """Global max pooling: the largest value of each channel of inputs (batch, steps, channels).
-
-    Arguments as in `GlobalAveragePooling2D`.
-    """
+    """The maximum of each channel of inputs (batch, steps, channels). Arguments as in `GlobalAveragePooling2D`."""
 
 
 class GlobalAveragePooling1D(GlobalPooling, rank=1):
@@ -219,55 +203,42 @@ class GlobalAveragePooling1D(GlobalPooling, rank=1):
 
 
 class GlobalMaxPooling2D(GlobalMaxPooling, rank=2):
-    """Global max pooling: the largest value of each channel of inputs (batch, height, width, channels).
-
-    Arguments as in `GlobalAveragePooling2D`.
-    """
+    """The maximum of each channel of (batch, height, width, channels). Arguments as in `GlobalAveragePooling2D`."""
 
 
 class GlobalAveragePooling2D(GlobalAveragePooling, rank=2):
     """Global average pooling: the mean of each channel of inputs (batch, height, width, channels).
 
     Args:
-        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         keepdims: whether the spatial dims stay, as 1.
-        **kwargs: see `Layer`.
+        data_format, **kwargs: as in `MaxPooling2D`.
     """
 
 
 class GlobalMaxPooling3D(GlobalMaxPooling, rank=3):
-    """Global max pooling: the largest value of each channel of inputs (batch, depth, height, width, channels).
+    """The maximum of each channel of inputs (batch, depth, height, width, channels).
 
     Arguments as in `GlobalAveragePooling2D`.
     """
 
 
 class GlobalAveragePooling3D(GlobalAveragePooling, rank=3):
-    """Global average pooling: the mean of each channel of inputs (batch, depth, height, width, channels).
+    """The mean of each channel of inputs (batch, depth, height, width, channels).
 
     Arguments as in `GlobalAveragePooling2D`.
     """
 
 
 class AdaptiveMaxPooling1D(AdaptiveMaxPooling, rank=1):
-    """Adaptive max pooling of inputs (batch, steps, channels): `output_size` maxima.
-
-    Arguments as in `AdaptiveAveragePooling2D`.
-    """
+    """`output_size` maxima of inputs (batch, steps, channels). Arguments as in `AdaptiveAveragePooling2D`."""
 
 
 class AdaptiveAveragePooling1D(AdaptiveAveragePooling, rank=1):
-    """Adaptive average pooling of inputs (batch, steps, channels): `output_size` means.
-
-    Arguments as in `AdaptiveAveragePooling2D`.
-    """
+    """`output_size` means of inputs (batch, steps, channels). Arguments as in `AdaptiveAveragePooling2D`."""
 
 
 class AdaptiveMaxPooling2D(AdaptiveMaxPooling, rank=2):
-    """Adaptive max pooling of inputs (batch, height, width, channels): `output_size` maxima.
-
-    Arguments as in `AdaptiveAveragePooling2D`.
-    """
+    """`output_size` maxima of inputs (batch, height, width, channels). Arguments as in `AdaptiveAveragePooling2D`."""
 
 
 class AdaptiveAveragePooling2D(AdaptiveAveragePooling, rank=2):
@@ -276,8 +247,7 @@ class AdaptiveAveragePooling2D(AdaptiveAveragePooling, rank=2):
     Args:
         output_size: number n of windows in each spatial dim; one integer stands for all of them. Over a dim of s steps,
             window i goes from floor(i * s / n) to ceil((i + 1) * s / n).
-        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        **kwargs: see `Layer`.
+        data_format, **kwargs: as in `MaxPooling2D`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -288,14 +258,14 @@ class AdaptiveAveragePooling2D(AdaptiveAveragePooling, rank=2):
 
 
 class AdaptiveMaxPooling3D(AdaptiveMaxPooling, rank=3):
-    """Adaptive max pooling of inputs (batch, depth, height, width, channels): `output_size` maxima.
+    """`output_size` maxima of inputs (batch, depth, height, width, channels).
 
     Arguments as in `AdaptiveAveragePooling2D`.
     """
 
 
 class AdaptiveAveragePooling3D(AdaptiveAveragePooling, rank=3):
-    """Adaptive average pooling of inputs (batch, depth, height, width, channels): `output_size` means.
+    """`output_size` means of inputs (batch, depth, height, width, channels).
 
     Arguments as in `AdaptiveAveragePooling2D`.
     """

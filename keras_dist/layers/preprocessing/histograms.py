@@ -43,8 +43,7 @@ class AutoContrast(_SpreadLayer):
     """Spread the values of each channel of each image over the whole range, not only in training.
 
     Args:
-        value_range: the least and the largest value of pixels.
-        data_format, **kwargs: as in `RandomBrightness`.
+        value_range, data_format, **kwargs: as in `RandomBrightness`.
 
     Differs from Keras: `data_format` is respected.
     """
@@ -63,8 +62,7 @@ class Equalization(_SpreadLayer):
 
     Args:
         bins: number of bins of the histogram.
-        value_range: as in `AutoContrast`.
-        data_format, **kwargs: as in `RandomBrightness`.
+        value_range, data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(
@@ -101,11 +99,9 @@ class ContrastLimitedAdaptiveHistogramEqualization(_SpreadLayer):
     Results are interpolated between neighbouring tiles.
 
     Args:
-        value_range: the smallest and the largest value of pixels.
         clip_limit: limit of counts, as a multiple of the mean count; the excess is distributed equally. 0 for no limit.
         tile_grid_size: number of tiles, (rows, columns).
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
-        **kwargs: see `Layer`.
+        value_range, data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(

@@ -39,34 +39,35 @@ _VOCABULARY = "vocabulary.txt"  # keras's name for the file of a learned vocabul
 
 
 class IndexLookup(HostLayer):
-    """The base of layers that look up the indices of tokens in a vocabulary; see `StringLookup`.
+    """The base of layers that look up the indices of tokens in a vocabulary, with the arguments of `StringLookup`.
 
-    Configs also have `has_input_vocabulary`, whether `vocabulary` was given, not learned, and `vocabulary_size`, the
-    number of tokens that a file will provide.
+    Further ones are `oov_method`, and in configs `has_input_vocabulary`, whether `vocabulary` was given, not learned,
+    and `vocabulary_size`, the number of tokens that a file will provide.
     """
 
     kind: str  # "string" or "int64"
-    encoding = "utf-8"
 
     def __init__(
         self,
-        max_tokens: int | None,
-        num_oov_indices: int,
-        mask_token: Any,
-        oov_token: Any,
-        vocabulary: Any,
-        idf_weights: Any,
-        invert: bool,
-        output_mode: str,
-        sparse: bool,
-        pad_to_max_tokens: bool,
-        oov_method: str = "floormod",
+        max_tokens: int | None = None,
+        num_oov_indices: int = 1,
+        mask_token: Any = None,
+        oov_token: Any = "[UNK]",
+        vocabulary: Any = None,
+        idf_weights: ArrayLike | None = None,
+        invert: bool = False,
+        output_mode: str = "int",
+        pad_to_max_tokens: bool = False,
+        sparse: bool = False,
+        encoding: str = "utf-8",
+        name: str | None = None,
         salt: Any = None,
-        vocabulary_size: int | None = None,
-        has_input_vocabulary: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        oov_method = kwargs.pop("oov_method", "floormod")
+        vocabulary_size, is_given = (kwargs.pop(key, None) for key in ("vocabulary_size", "has_input_vocabulary"))
+        super().__init__(name=name, **kwargs)
+        self.encoding = encoding
         self.max_tokens = check_optional(check_int, "max_tokens", max_tokens, 2, layer=self.name, example=20000)
         self.num_oov_indices = check_int("num_oov_indices", num_oov_indices, 0, layer=self.name)
         self.mask_token, self.oov_token = mask_token, oov_token
@@ -81,7 +82,7 @@ class IndexLookup(HostLayer):
         self._check_together(idf_weights, vocabulary)
         if vocabulary is not None:
             self.set_vocabulary(vocabulary, idf_weights)
-        self._table.is_given = vocabulary is not None if has_input_vocabulary is None else bool(has_input_vocabulary)
+        self._table.is_given = vocabulary is not None if is_given is None else bool(is_given)
 
     def transform(self, inputs: Any) -> np.ndarray:
         rows = self._rows(inputs)
@@ -378,27 +379,6 @@ class StringLookup(IndexLookup):
 
     kind = "string"
 
-    def __init__(
-        self,
-        max_tokens: int | None = None,
-        num_oov_indices: int = 1,
-        mask_token: str | None = None,
-        oov_token: str | None = "[UNK]",
-        vocabulary: Any = None,
-        idf_weights: ArrayLike | None = None,
-        invert: bool = False,
-        output_mode: str = "int",
-        pad_to_max_tokens: bool = False,
-        sparse: bool = False,
-        encoding: str = "utf-8",
-        name: str | None = None,
-        salt: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        self.encoding = encoding
-        tokens = (max_tokens, num_oov_indices, mask_token, oov_token, vocabulary, idf_weights)
-        super().__init__(*tokens, invert, output_mode, sparse, pad_to_max_tokens, salt=salt, name=name, **kwargs)
-
 
 class IntegerLookup(IndexLookup):
     """Map integers to indices in a vocabulary, or to vectors; runs on the host, with 64-bit integers.
@@ -439,6 +419,6 @@ class IntegerLookup(IndexLookup):
         **kwargs: Any,
     ) -> None:
         tokens = (max_tokens, num_oov_indices, mask_token, oov_token, vocabulary, idf_weights)
-        encoding = (invert, output_mode, sparse, pad_to_max_tokens, oov_method, salt)
-        super().__init__(*tokens, *encoding, name=name, **kwargs)
+        encoding = (invert, output_mode, pad_to_max_tokens, sparse, "utf-8")
+        super().__init__(*tokens, *encoding, name, salt, oov_method=oov_method, **kwargs)
         self.vocabulary_dtype = check_option("vocabulary_dtype", vocabulary_dtype, ("int64",), self.name)

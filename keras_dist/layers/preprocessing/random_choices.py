@@ -22,7 +22,7 @@ from keras_dist.layers.preprocessing.random_colors import (
     RangeLayer,
     Solarization,
 )
-from keras_dist.layers.preprocessing.random_geometry import AffineLayer, RandomRotation, RandomShear, RandomTranslation
+from keras_dist.layers.preprocessing.random_geometry import RandomRotation, RandomShear, RandomTranslation, WarpLayer
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.random.seeds import key_of
 
@@ -56,7 +56,7 @@ class ChoiceLayer(RangeLayer):
 
     def _applied(self, images: jax.Array, numbers: Sequence[Any], chosen: jax.Array, of_masks: bool) -> jax.Array:
         """Apply the layers with these indices in sequence; indices beyond the last do nothing."""
-        movers = [choice for choice in self.choices if isinstance(choice, AffineLayer)]
+        movers = [choice for choice in self.choices if isinstance(choice, WarpLayer)]
         matrices = jnp.stack([mover._matrices(images, own) for mover, own in zip(movers, numbers, strict=False)])
 
         def move(images: jax.Array, place: jax.Array) -> jax.Array:

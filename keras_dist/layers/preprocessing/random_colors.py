@@ -274,12 +274,11 @@ class RandomColorJitter(RangeLayer):
     """Change brightness, contrast, saturation and hue of each image at random in training, in this order.
 
     Args:
-        value_range: smallest and largest value of pixels.
         brightness_factor: `factor` of `RandomBrightness`; None for no change.
         contrast_factor: `factor` of `RandomContrast`; None for no change.
         saturation_factor: `factor` of `RandomSaturation`; None for no change.
         hue_factor: `factor` of `RandomHue`; None for no change.
-        seed, data_format, **kwargs: as in `RandomBrightness`.
+        value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(
@@ -377,8 +376,7 @@ class RandomPosterization(FactorLayer):
 
     Args:
         factor: smallest number of bits and upper bound (exclusive), from 1 to 8; a number x stands for (1, x).
-        value_range: smallest and largest value of pixels.
-        data_format, seed, **kwargs: as in `RandomBrightness`.
+        value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     factor_bounds = (1, 8)

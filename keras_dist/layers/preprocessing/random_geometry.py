@@ -48,8 +48,10 @@ class RandomFlip(RandomImageLayer):
         return jnp.where(transformation["flips"], jnp.flip(images, axes), images)
 
 
-class AffineLayer(RandomImageLayer):
-    """The base of affine transforms. Subclasses define `_matrices`."""
+class WarpLayer(RandomImageLayer):
+    """The base of layers that sample images between pixels. Affine ones define `_matrices`, others `_transform`."""
+
+    fill_modes: tuple[str, ...] = ("reflect", "wrap", "constant", "nearest")
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class AffineLayer(RandomImageLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(seed, data_format=data_format, **kwargs)
-        self.fill_mode = check_option("fill_mode", fill_mode, ("reflect", "wrap", "constant", "nearest"), self.name)
+        self.fill_mode = check_option("fill_mode", fill_mode, self.fill_modes, self.name)
         options = image_transforms.AFFINE_INTERPOLATIONS
         self.interpolation = check_option("interpolation", interpolation, options, self.name)
         self.fill_value = check_number("fill_value", fill_value, layer=self.name)
@@ -72,12 +74,12 @@ class AffineLayer(RandomImageLayer):
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         return self._moved(images, self._matrices(images, transformation), interpolation)
 
-    def _moved(self, images: jax.Array, matrices: jax.Array, interpolation: str) -> jax.Array:
-        options = (interpolation, self.fill_mode, self.fill_value, self.data_format)
+    def _moved(self, images: jax.Array, matrices: jax.Array, interpolation: str, is_affine: bool = True) -> jax.Array:
+        options = (interpolation, self.fill_mode, self.fill_value, self.data_format, is_affine)
         return image_transforms.affine_transform(images, matrices, *options)
 
 
-class RandomRotation(AffineLayer):
+class RandomRotation(WarpLayer):
     """Rotate each image by a random angle in training.
 
     Args:
@@ -114,7 +116,7 @@ class RandomRotation(AffineLayer):
         return image_transforms.rotation(transformation["angle"] * (math.pi / 180.0), *self._size(images))
 
 
-class RandomZoom(AffineLayer):
+class RandomZoom(WarpLayer):
     """Zoom each image about its centre by a random factor in training.
 
     Args:
@@ -153,7 +155,7 @@ class RandomZoom(AffineLayer):
         return image_transforms.zoom(width, height, *self._size(images))
 
 
-class RandomTranslation(AffineLayer):
+class RandomTranslation(WarpLayer):
     """Translate each image by a random distance in training.
 
     Args:
@@ -191,7 +193,7 @@ class RandomTranslation(AffineLayer):
         return image_transforms.translation(*jnp.moveaxis(transformation["translations"], 1, 0))
 
 
-class RandomShear(AffineLayer):
+class RandomShear(WarpLayer):
     """Shear each image by a random factor in training.
 
     Args:
@@ -268,7 +270,7 @@ class RandomCrop(RandomImageLayer):
         return image_transforms.resize(images, (self.height, self.width), data_format=self.data_format)
 
 
-class RandomPerspective(RandomImageLayer):
+class RandomPerspective(WarpLayer):
     """Apply a perspective transform that moves the corners of random images in training.
 
     Args:
@@ -289,12 +291,9 @@ class RandomPerspective(RandomImageLayer):
         data_format: str | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
-        super().__init__(seed, data_format=data_format, **kwargs)
+        super().__init__("constant", interpolation, seed, fill_value, data_format, **kwargs)
         self.factor = check_range("factor", factor, (0, 1), self.name)
         self.scale = check_fraction("scale", scale, self.name)
-        options = image_transforms.AFFINE_INTERPOLATIONS
-        self.interpolation = check_option("interpolation", interpolation, options, self.name)
-        self.fill_value = check_number("fill_value", fill_value, layer=self.name)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
         chosen = self._chosen(images, self.factor, seed)
@@ -310,13 +309,11 @@ class RandomPerspective(RandomImageLayer):
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         points = (jnp.asarray(transformation[name], "float32") for name in ("start_points", "end_points"))
-        matrices = image_transforms.perspective(*points)
-        options = (interpolation, "constant", self.fill_value, self.data_format)
-        found = image_transforms.affine_transform(images, matrices, *options, is_affine=False)
+        found = self._moved(images, image_transforms.perspective(*points), interpolation, is_affine=False)
         return jnp.where(transformation["apply_perspective"][:, None, None, None], found, images)
 
 
-class RandomElasticTransform(RandomImageLayer):
+class RandomElasticTransform(WarpLayer):
     """Displace the pixels of random images smoothly in training.
 
     Args:
@@ -326,11 +323,12 @@ class RandomElasticTransform(RandomImageLayer):
         interpolation: `"bilinear"` or `"nearest"`.
         fill_mode: values around an image: `"reflect"`, `"mirror"`, `"wrap"`, `"nearest"`, or `"constant"`.
         fill_value: value around an image for `fill_mode="constant"`.
-        value_range: smallest and largest value of pixels, to which images are clipped.
-        seed, data_format, **kwargs: as in `RandomBrightness`.
+        value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
 
     Differs from Keras: segmentation masks are distorted like their images, and are not clipped.
     """
+
+    fill_modes = image_transforms.FILL_MODES
 
     def __init__(
         self,
@@ -344,13 +342,9 @@ class RandomElasticTransform(RandomImageLayer):
         data_format: str | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
-        super().__init__(seed, data_format=data_format, **kwargs)
+        super().__init__(fill_mode, interpolation, seed, fill_value, data_format, **kwargs)
         self.factor = check_range("factor", factor, (0, 1), self.name)
         self.scale = check_range("scale", scale, (0, 1), self.name)
-        options = image_transforms.AFFINE_INTERPOLATIONS
-        self.interpolation = check_option("interpolation", interpolation, options, self.name)
-        self.fill_mode = check_option("fill_mode", fill_mode, image_transforms.FILL_MODES, self.name)
-        self.fill_value = check_number("fill_value", fill_value, layer=self.name)
         self.value_range = check_value_range(value_range, self.name)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:

@@ -15,7 +15,7 @@ from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.config.settings import check_data_format, epsilon
 from keras_dist.errors import ArgumentTypeError, ModelError
-from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.ops.spectra import spectra, window_weights

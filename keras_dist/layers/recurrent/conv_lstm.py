@@ -14,7 +14,7 @@ from keras_dist._support.arguments import check_option, check_sizes
 from keras_dist._support.types import Shape
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
-from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.recurrent.recurrent_cell import Noise, RecurrentArguments, RecurrentCell, Step
 from keras_dist.layers.recurrent.recurrent_layers import lstm_states, with_open_forget_gate
 from keras_dist.layers.recurrent.rnn import RecurrentLayer, RecurrentLayerArguments
@@ -179,16 +179,10 @@ class ConvLSTM2D(ConvLSTM):
     Shi et al. 2015, arXiv:1506.04214, without peephole connections. Paths of weights are `conv_lstm_cell/kernel` etc.
 
     Args:
-        filters: number of output channels.
-        kernel_size: size of the window in each spatial dim, or one integer for all.
-        strides: step of the window over the inputs in each spatial dim, or one integer for all.
-        padding: `"valid"` for no padding of the inputs, `"same"` for zero padding.
+        filters, kernel_size, strides, padding, dilation_rate, use_bias: as in `Conv2D`, over the inputs.
         data_format: `"channels_last"`, the default, for inputs (batch, time, spatial dims, channels); or
             `"channels_first"` for inputs (batch, time, channels, spatial dims).
-        dilation_rate: distance of the inputs in a window; only one of `strides` and `dilation_rate` can be above 1.
-        activation: a name or a function, for new values; None for none.
-        recurrent_activation: a name or a function, for gates; None for none.
-        use_bias: whether a bias is added.
+        activation, recurrent_activation: as in `GRUCell`.
         **kwargs: `unit_forget_bias` (whether the bias of the forget gate begins with ones), `dropout`,
             `recurrent_dropout`, `seed`; the initializer, regularizer, constraint and layout of the weights; then the
             arguments of `RNN`, such as `return_sequences`.

@@ -189,14 +189,10 @@ class LSTMCell(GatedCell):
     i, f, the candidate and o. The states are h and c.
 
     Args:
-        units: size of the output.
-        activation: a name or a function, for new values; None for none.
-        recurrent_activation: a name or a function, for gates; None for none.
-        use_bias: whether a bias is added.
         unit_forget_bias: whether the bias of the forget gate is initialized to ones.
         **kwargs: initializer, regularizer, constraint and layout, such as `kernel_initializer`, of the weights `kernel`
             (features, 4 * units) and `bias` (4 * units,); the arguments of `Layer`.
-        implementation: as in `GRUCell`.
+        units, activation, recurrent_activation, use_bias, implementation: as in `GRUCell`.
     """
 
     gates, states = 4, 2

@@ -99,10 +99,8 @@ class SpatialDropout1D(_SpatialDropout, rank=1):
 
     Args:
         rate: fraction of channels to drop, from 0 to 1.
-        seed: seed of the random numbers; by default derived from the model's seed.
-        name: see `Layer`.
-        dtype: see `Layer`.
-        **kwargs: see `Layer`.
+        seed, **kwargs: as in `Dropout`.
+        name, dtype: see `Layer`.
 
     Source: `keras.layers.SpatialDropout1D`; https://arxiv.org/abs/1411.4280.
     """
@@ -124,10 +122,8 @@ class SpatialDropout2D(_SpatialDropout, rank=2):
     Args:
         rate: fraction of channels to drop, from 0 to 1.
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        seed: seed of the random numbers; by default derived from the model's seed.
-        name: see `Layer`.
-        dtype: see `Layer`.
-        **kwargs: see `Layer`.
+        seed, **kwargs: as in `Dropout`.
+        name, dtype: see `Layer`.
 
     Source: `keras.layers.SpatialDropout2D`; https://arxiv.org/abs/1411.4280.
     """
@@ -178,8 +174,7 @@ class GaussianNoise(NoiseLayer):
 
     Args:
         stddev: standard deviation of the noise, from 0 to 1.
-        seed: seed of the random numbers; by default derived from the model's seed.
-        **kwargs: see `Layer`.
+        seed, **kwargs: as in `Dropout`.
 
     Source: `keras.layers.GaussianNoise`, which adds the same noise for the same seed.
     """
@@ -198,8 +193,7 @@ class GaussianDropout(NoiseLayer):
 
     Args:
         rate: at least 0 and below 1.
-        seed: seed of the random numbers; by default derived from the model's seed.
-        **kwargs: see `Layer`.
+        seed, **kwargs: as in `Dropout`.
 
     Differs from Keras: a rate of 1 is refused; Keras would divide by 0.
 

@@ -14,7 +14,7 @@ from keras_dist._support.arguments import argument_error, check_option, check_si
 from keras_dist._support.types import Shape
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
-from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.spatial_layer import SpatialLayer
 from keras_dist.layers.weight_arguments import LayerArguments
@@ -139,7 +139,7 @@ class Cropping(SpatialLayer):
 
     def __init__(
         self,
-        cropping: int | Sequence[int | Sequence[int]],
+        cropping: int | Sequence[int | Sequence[int]] = 1,
         data_format: str | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
@@ -178,10 +178,7 @@ class ZeroPadding3D(ZeroPadding, rank=3):
 
 
 class Cropping1D(Cropping, rank=1):
-    """Inputs (batch, steps, channels) without their first and last steps. There is no `data_format`.
-
-    Arguments as in `Cropping2D`.
-    """
+    """Inputs (batch, steps, channels) without their first and last steps. Arguments as in `Cropping2D`."""
 
     def __init__(self, cropping: int | Sequence[int] = 1, **kwargs: Any) -> None:
         super().__init__(cropping, **kwargs)
@@ -192,8 +189,7 @@ class Cropping2D(Cropping, rank=2):
 
     Args:
         cropping: number of steps to remove: an integer; one for each spatial dim; or for each a pair, before and after.
-        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        **kwargs: see `Layer`.
+        data_format, **kwargs: as in `ZeroPadding2D`.
     """
 
     def __init__(
@@ -207,14 +203,6 @@ class Cropping2D(Cropping, rank=2):
 
 class Cropping3D(Cropping, rank=3):
     """Inputs (batch, depth, height, width, channels) without their borders. Arguments as in `Cropping2D`."""
-
-    def __init__(
-        self,
-        cropping: int | Sequence[int | Sequence[int]] = 1,
-        data_format: str | None = None,
-        **kwargs: Unpack[LayerArguments],
-    ) -> None:
-        super().__init__(cropping, data_format, **kwargs)
 
 
 def _check_pairs(
