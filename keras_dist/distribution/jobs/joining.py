@@ -30,13 +30,14 @@ from keras_dist._unstable.coordination_service import CoordinationService
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from keras_dist.distribution.jobs import heartbeat, job_warnings, same_rows
-from keras_dist.distribution.jobs.communication import CommunicationOptions, apply_communication_options
 from keras_dist.distribution.jobs.job_arguments import (
     ADDRESSES_VARIABLE,
     HANG_TIMEOUT_VARIABLE,
     INITIALIZATION_TIMEOUT_VARIABLE,
     NUM_PROCESSES_VARIABLE,
+    CommunicationOptions,
     JobArguments,
+    apply_communication_options,
     integer_variable,
 )
 from keras_dist.errors import ClusterError, KerasDistError, shorten
