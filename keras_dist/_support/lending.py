@@ -43,9 +43,12 @@ class Borrower(Protocol):
     is_deferred = False  # the arrays do not exist yet
 
     array_of: Callable[[Lendable], Any]  # returns the current array of a lent variable; the next step may delete it
-    copy_of: Callable[[Lendable], Any]  # returns a copy of that array
     take: Callable[[Lendable, Any], None]  # replaces that array by an unshared one
     set_to_copy: Callable[[Lendable, Any], None]  # replaces that array by a copy of a value
+
+    def copy_of(self, variable: Lendable) -> Any:
+        """Return a copy of the current array of a lent variable."""
+        ...
 
     def unshared(self, variable: Lendable) -> Any:
         """Return the current array of a lent variable; copy it first if a user may hold it."""

@@ -135,7 +135,8 @@ def below(*drawings: Drawing) -> Drawing:
 def nested(*svgs: str) -> Drawing:
     """Return whole documents of SVG, side by side, as a drawing."""
     sizes = [[float(re.search(rf'{name}="([0-9.]+)"', svg)[1]) for name in ("width", "height")] for svg in svgs]  # type: ignore[index]
-    return beside(*(Drawing(svg, *size) for svg, size in zip(svgs, sizes, strict=True)))
+    drawn = [Drawing(svg, *size) for svg, size in zip(svgs, sizes, strict=True)]
+    return beside(*drawn) if len(drawn) > 1 else drawn[0]
 
 
 def bar_picture(title: str, headers: tuple[str, str], rows: Sequence[Bar]) -> Picture:
