@@ -19,7 +19,6 @@ from keras_dist.dtensor.clients import (
     preferred_device_type,
     shutdown_accelerator_system,
 )
-from keras_dist.dtensor.components import pack, unpack
 from keras_dist.dtensor.dataset import DTensorDataset
 from keras_dist.dtensor.function import function, value_and_grad
 from keras_dist.dtensor.keras.layout_map import to_layout_map
@@ -33,9 +32,11 @@ from keras_dist.dtensor.tensors import (
     default_mesh,
     fetch_layout,
     get_default_mesh,
+    pack,
     relayout,
     relayout_like,
     run_on,
+    unpack,
 )
 from keras_dist.dtensor.variable import DVariable, Module
 

@@ -147,7 +147,6 @@ def _is_value(written: object) -> bool:
 
 
 def _text_of(value: object) -> str:
-
     if isinstance(value, str | int | float | list | tuple | None):
         return repr(value)
     if isinstance(value, dict):

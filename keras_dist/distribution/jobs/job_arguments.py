@@ -111,7 +111,6 @@ def _check_process_id(num_processes: int | None, process_id: int | None) -> None
 
 
 def _addresses(job_addresses: str | None, num_processes: int | None) -> tuple[str, ...]:
-
     if job_addresses is None:
         return ()
     expected = 'a string of addresses joined by commas, such as "10.0.0.1:1234,10.0.0.2:2345"'
