@@ -1,7 +1,7 @@
 """Regular expressions with a time limit, for rules from config files of others.
 
-Python's `re` tries exponentially many ways to match `(a+)+b`, half a minute on 26 characters, and cannot be interrupted.
-The package `regex` matches the same rules, and takes a time limit. Groups of 64 rules are tried at once.
+Python's `re` tries exponentially many ways to match `(a+)+b`, takes half a minute on 26 characters, and cannot be
+interrupted. The package `regex` matches the same rules, and takes a time limit. Groups of 64 rules are tried at once.
 """
 
 from __future__ import annotations

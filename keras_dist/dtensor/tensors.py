@@ -1,5 +1,4 @@
-"""Functions of arrays with layouts: placement, resharding, sharded computation, and `pack` and `unpack`: between an array
-with a layout and the components that devices hold."""
+"""Functions of arrays with layouts: placement, resharding, sharded computation, and their components on devices."""
 
 from __future__ import annotations
 
