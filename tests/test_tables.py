@@ -16,7 +16,7 @@ import keras_dist as kd
 from keras_dist import layers
 from keras_dist._support import text_tables
 from keras_dist._support.text_tables import Table, available_width, render
-from keras_dist.distribution.device_report import report_devices
+from keras_dist.distribution.devices import report_devices
 from keras_dist.distribution.render import render_bytes
 from tests import layouts
 

@@ -57,7 +57,7 @@ def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class Operators:
-    """Base of objects that represent an array. Subclasses have `path`, `shape`, `dtype`, `_read`, `_checked`, `_write`.
+    """Base of objects that represent an array. Subclasses define what is only declared here.
 
     Source: `keras.Variable`.
     """
@@ -68,38 +68,19 @@ class Operators:
     path: Any
     shape: Any
     dtype: Any
+    is_traced: Any
+    """Whether the value is a tracer, as in the copy of the object that JAX makes in a trace."""
 
-    def _read(self) -> Any:
-        """Return the current array."""
-        raise NotImplementedError
-
-    def _checked(self, value: Any) -> Any:
-        """Return `value` as an array of this shape and dtype."""
-        raise NotImplementedError
-
-    def _write(self, value: Any) -> Any:
-        """Replace the current array by a checked one, and return the new `value`."""
-        raise NotImplementedError
+    _read: Callable[[], Any]  # returns the current array
+    _checked: Callable[[Any], Any]  # returns a value as an array of this shape and dtype
+    _write: Callable[[Any], Any]  # replaces the current array by a checked one, and returns the new `value`
+    _array: Callable[[], Any]  # the current array without other owners: a compiled function may reuse its memory
+    _store: Callable[[Any], None]  # replaces the current array by one with the same sharding and no other owner
+    peek: Callable[[], Any]
+    """Return the current array for immediate use; the caller must not keep it."""
 
     _lock: Any = threading.RLock()
     """Held from reading `_array` until its user is dispatched, or a new array stored; shared without a model."""
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether the value is a tracer, as in the copy of the object that JAX makes in a trace."""
-        raise NotImplementedError
-
-    def peek(self) -> Any:
-        """Return the current array for immediate use; the caller must not keep it."""
-        raise NotImplementedError
-
-    def _array(self) -> Any:
-        """Return the current array without other owners, so that a compiled function may reuse its memory."""
-        raise NotImplementedError
-
-    def _store(self, array: Any) -> None:
-        """Replace the current array by one with the same sharding and no other owner."""
-        raise NotImplementedError
 
     def assign(self, value: Any) -> Any:
         """Set and return the value.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax.numpy as jnp
@@ -41,25 +42,17 @@ class Borrower(Protocol):
     lock: Any = Operators._lock
     is_deferred = False  # the arrays do not exist yet
 
-    def array_of(self, variable: Lendable) -> Any:
-        """Return the current array of a lent variable; the next step may delete it."""
-        ...
-
-    def unshared(self, variable: Lendable) -> Any:
-        """Return the current array of a lent variable; copy it first if a user may hold it."""
-        return self.array_of(variable)
+    array_of: Callable[[Lendable], Any]  # returns the current array of a lent variable; the next step may delete it
+    take: Callable[[Lendable, Any], None]  # replaces that array by an unshared one
+    set_to_copy: Callable[[Lendable, Any], None]  # replaces that array by a copy of a value
 
     def copy_of(self, variable: Lendable) -> Any:
         """Return a copy of the current array of a lent variable."""
         ...
 
-    def take(self, variable: Lendable, array: Any) -> None:
-        """Replace the current array by an unshared one."""
-        ...
-
-    def set_to_copy(self, variable: Lendable, value: Any) -> None:
-        """Replace the current array by a copy of a value."""
-        ...
+    def unshared(self, variable: Lendable) -> Any:
+        """Return the current array of a lent variable; copy it first if a user may hold it."""
+        return self.array_of(variable)
 
     def host_copy(self, array: Any) -> np.ndarray:
         """Return a copy on the host; every process of a job must call it."""
@@ -75,21 +68,10 @@ class Keeper(Borrower, Protocol):
 
     mesh: Any
 
-    def copied(self, array: Any) -> Any:
-        """Return a copy of an array with the same sharding."""
-        ...
-
-    def checked(self, variable: Lendable, value: Any) -> Any:
-        """Return a value cast to the dtype of a variable; raise unless its shape fits."""
-        ...
-
-    def drop(self, variable: Lendable) -> None:
-        """Release the array that a variable had before a write."""
-        ...
-
-    def path_of(self, variable: Any) -> str | None:
-        """Return the path of a variable in the model."""
-        ...
+    copied: Callable[[Any], Any]  # returns a copy of an array with the same sharding
+    checked: Callable[[Lendable, Any], Any]  # casts a value to the dtype of a variable; raises unless its shape fits
+    drop: Callable[[Lendable], None]  # releases the array that a variable had before a write
+    path_of: Callable[[Any], str | None]  # returns the path of a variable in the model
 
 
 class Lendable(Operators, flax_internals.InterceptedVariable):

@@ -1,6 +1,7 @@
 """Replacements of names of Keras and TensorFlow that keras_dist does not have: errors and `KERAS.md` show them.
 
-Also loads names that Keras has in a package whose imports may not reach their module: `tell_place` registers them.
+Also loads names at their first use whose modules load slowly, or are above the floor of a package: `tell_place`
+registers them.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ _above: dict[str, str] = {}
 
 
 def tell_place(package: str, names: Iterable[str], module: str) -> None:
-    """Register names in the `__all__` of `package` that `module`, which it may not import, defines."""
+    """Register names in the `__all__` of `package` that `module` defines, which is imported at their first use."""
     _above.update(dict.fromkeys((f"{package}.{name}" for name in names), module))
 
 
@@ -105,7 +106,9 @@ def missing_from(module: str) -> Callable[[str], Any]:
 
     def __getattr__(name: str) -> Any:
         if place := _above.get(f"{module}.{name}"):
-            return getattr(importlib.import_module(place), name)
+            value = getattr(importlib.import_module(place), name)
+            setattr(sys.modules[module], name, value)
+            return value
         text = f"module {module!r} has no attribute {name!r}"
         known_as = f"{module.partition('.')[2]}.{name}".lstrip(".")
         note = note_on(known_as, OF_KERAS) or OF_KERAS.get(f"{known_as}.*") or OF_TENSORFLOW.get(known_as)

@@ -1,11 +1,7 @@
 """Regular expressions with a time limit, for rules from config files of others.
 
-Python's `re` tries exponentially many ways to match `(a+)+b`, and cannot be interrupted. The package `regex` has the
-same rules, and a time limit.
-
-`(a+)+b` takes half a minute on 26 characters, rules may come from a config file, and nothing interrupts `re`. The
-package `regex` matches the same rules and takes a time limit. Groups of 64 rules are tried at once; exact rules are
-looked up.
+Python's `re` tries exponentially many ways to match `(a+)+b`, takes half a minute on 26 characters, and cannot be
+interrupted. The package `regex` matches the same rules, and takes a time limit. Groups of 64 rules are tried at once.
 """
 
 from __future__ import annotations

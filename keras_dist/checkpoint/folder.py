@@ -17,10 +17,18 @@ from keras_dist.checkpoint.manifest import NAME, damage_of, listed_in, write_man
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, cause, shorten
 from keras_dist.saving.buckets import in_bucket, refreshed
-from keras_dist.saving.drafts import draft_path, left_drafts, new_draft, place_of, remove_left
+from keras_dist.saving.drafts import (
+    draft_path,
+    left_drafts,
+    make_folders,
+    new_draft,
+    place_of,
+    remove_left,
+    sync,
+    sync_below,
+)
 from keras_dist.saving.locks import lock_folder, unlock_folder
 from keras_dist.saving.regular_files import WAITS
-from keras_dist.saving.syncing import make_folders, sync, sync_below
 
 
 class Draft:

@@ -27,9 +27,8 @@ from keras_dist.checkpoint.snapshot import STEP, Snapshot, Stored, bases_in, bas
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning
 from keras_dist.saving.buckets import absolute, folder_path, in_bucket
-from keras_dist.saving.drafts import place_of, writing_to
+from keras_dist.saving.drafts import make_folders, place_of, writing_to
 from keras_dist.saving.locks import Lock
-from keras_dist.saving.syncing import make_folders
 
 
 def check_number_kept(argument: str, number: object) -> None:

@@ -24,6 +24,7 @@ from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, shorten
 from keras_dist.saving.buckets import files_below, in_bucket, refreshed, size_of
 from keras_dist.saving.regular_files import open_regular, read_regular
+from keras_dist.saving.tensor_format import digits
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -143,7 +144,7 @@ def _files_of(content: bytes) -> dict[str, dict[str, Any]] | None:
 
 def _rendered(files: dict[str, dict[str, Any]]) -> bytes:
     listed = {name: {"bytes": recorded["bytes"], "crc32c": recorded["crc32c"]} for name, recorded in files.items()}
-    check = _hexadecimal(google_crc32c.value(json.dumps(listed).encode()))
+    check = digits(google_crc32c.value(json.dumps(listed).encode()))
     return json.dumps({"format": FORMAT, "files": listed, "crc32c_of_files": check}, indent=1).encode() + b"\n"
 
 
@@ -153,11 +154,7 @@ def _checksum(folder: pathlib.Path, name: str, size: int) -> str:
     with open_regular(folder / name) as file:
         while size > 0 and (chunk := file.read(min(size, _CHUNK_BYTES))):
             checksum, size = google_crc32c.extend(checksum, chunk), size - len(chunk)
-    return _hexadecimal(checksum)
-
-
-def _hexadecimal(checksum: int) -> str:
-    return f"{checksum:08x}"
+    return digits(checksum)
 
 
 def _threads() -> ThreadPoolExecutor:

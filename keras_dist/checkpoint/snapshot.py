@@ -175,13 +175,28 @@ class Stored:
     def __init__(self, folder: pathlib.Path, is_checked: bool = False, *, is_base: bool = False) -> None:
         place = folder_path(check_path("folder", folder, "states/step_00000012", CheckpointError))
         check_flag("is_checked", is_checked, CheckpointError)
-        retried(lambda: self._open_at(place, is_checked, is_base))
+        retried(lambda: self._open(place, is_checked, is_base))
 
-    def _open_at(self, folder: pathlib.Path, is_checked: bool, is_base: bool) -> None:
+    def _open(self, folder: pathlib.Path, is_checked: bool, is_base: bool) -> None:
         self.folder = folder = present(folder)
         self._identity = identity_of(folder)
         with self._noticing():
-            self._open(folder, is_checked, is_base)
+            problems = [] if is_checked and (folder / MANIFEST).is_file() else _problems_of(folder)
+            if problems:
+                raise _unopened(folder, problems)
+            self._files = listed_in(folder)
+            record = self.document(RECORD)
+            self.record: dict[str, Any] = record if isinstance(record, dict) else {}
+            if self.record.get("format") != FORMAT:
+                given = f"format {self.record.get('format')!r}, not {FORMAT}"
+                fix = "read it with the version of keras_dist that wrote it, or a later one"
+                raise CheckpointError(f"{str(folder)!r} has a format that is not known", given=given, fix=fix)
+            recorded = self.record.get("arrays")
+            has_arrays_noted = isinstance(recorded, dict) and all(map(is_array, recorded.values()))
+            if not is_count(self.record.get("step")) or not has_arrays_noted:
+                raise self.unreadable(RECORD, "a document without a step and arrays")
+            self.bases: Bases = {} if is_base or not self.has(BASES) else self._found_bases()
+            self._opened = {name: self._opened_base(name, is_checked) for name in self.bases}
 
     @contextlib.contextmanager
     def _noticing(self) -> Iterator[None]:
@@ -194,24 +209,6 @@ class Stored:
             raise overwritten("", self.folder) from error
         if identity_of(self.folder) != self._identity:
             raise overwritten("", self.folder)
-
-    def _open(self, folder: pathlib.Path, is_checked: bool, is_base: bool) -> None:
-        problems = [] if is_checked and (folder / MANIFEST).is_file() else _problems_of(folder)
-        if problems:
-            raise _unopened(folder, problems)
-        self._files = listed_in(folder)
-        record = self.document(RECORD)
-        self.record: dict[str, Any] = record if isinstance(record, dict) else {}
-        if self.record.get("format") != FORMAT:
-            given = f"format {self.record.get('format')!r}, not {FORMAT}"
-            fix = "read it with the version of keras_dist that wrote it, or a later one"
-            raise CheckpointError(f"{str(folder)!r} has a format that is not known", given=given, fix=fix)
-        recorded = self.record.get("arrays")
-        has_arrays_noted = isinstance(recorded, dict) and all(map(is_array, recorded.values()))
-        if not is_count(self.record.get("step")) or not has_arrays_noted:
-            raise self.unreadable(RECORD, "a document without a step and arrays")
-        self.bases: Bases = {} if is_base or not self.has(BASES) else self._found_bases()
-        self._opened = {name: self._opened_base(name, is_checked) for name in self.bases}
 
     def _found_bases(self) -> Bases:
         recorded = self.document(BASES)

@@ -16,8 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from keras_dist import __version__
-from keras_dist.cli.commands import devices, doctor, migrate, train
-from keras_dist.cli.convert import convert
+from keras_dist.cli.commands import convert, devices, doctor, migrate, train
 from keras_dist.cli.demo import demo
 from keras_dist.cli.launch import LaunchCommand, launch
 from keras_dist.cli.planning import auto, check, explain, plan

@@ -25,29 +25,25 @@ _STOPPED_S = 1.0  # a process that is stopped so long is considered dead
 _LIMIT_S = 5.0  # for a killed process to exit, and for its log to be read
 
 
-class Printer:
-    """Printer of lines from several threads; each line is printed as a whole."""
+_printing = threading.Lock()
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
 
-    def print(self, line: str, file: TextIO) -> None:
-        """Print a line; ignore a closed pipe."""
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            file.write(f"{line}\n")
-            file.flush()
+def print_line(line: str, file: TextIO) -> None:
+    """Print a line as a whole, from any thread; ignore a closed pipe."""
+    with _printing, contextlib.suppress(OSError, ValueError):
+        file.write(f"{line}\n")
+        file.flush()
 
 
 class LocalProcess:
     """A process that runs a command, and is killed when the launcher exits."""
 
     def __init__(
-        self, index: int, command: Sequence[str], environment: Mapping[str, str], folder: pathlib.Path, printer: Printer
+        self, index: int, command: Sequence[str], environment: Mapping[str, str], folder: pathlib.Path
     ) -> None:
         self.index = index  # in the job
         self.code: int | None = None  # exit code, or minus the signal that ended the process
         self.log: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)  # last lines
-        self._printer = printer
         self._stopped_since: float | None = None
         self._notes = folder / f"{index}.json"
         self._notes.unlink(missing_ok=True)
@@ -113,7 +109,7 @@ class LocalProcess:
         prefix = f"{colour}[{self.index}]{colour and _PLAIN}"
         for line in lines:
             self.log.append(line.rstrip("\n"))
-            self._printer.print(f"{prefix} {self.log[-1]}", sys.stdout)
+            print_line(f"{prefix} {self.log[-1]}", sys.stdout)
 
 
 def _columns_after(prefix: str) -> dict[str, str]:

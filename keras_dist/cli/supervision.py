@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from keras_dist._support.process_notes import ProcessNotes
 from keras_dist.cli import process_tree
-from keras_dist.cli.local_process import LocalProcess, Printer
+from keras_dist.cli.local_process import LocalProcess, print_line
 from keras_dist.cli.nodes import NodePosition
 
 _POLL_S = 0.1
@@ -78,7 +78,6 @@ class Supervisor:
     ) -> None:
         self._job, self._max_restarts, self._grace_s, self._report = job, max_restarts, grace_s, report
         self._processes: list[LocalProcess] = []
-        self._printer = Printer()
         self._failures: list[Failure] = []
         self._asked: int | None = None  # the first signal to this process
         self._asked_at = 0.0
@@ -130,7 +129,7 @@ class Supervisor:
             if self._asked:
                 break
             environment = self._job.environment(index, address)
-            self._processes.append(LocalProcess(index, command, environment, folder, self._printer))
+            self._processes.append(LocalProcess(index, command, environment, folder))
 
     def _watch(self) -> Failure | None:
         """Wait until all processes have succeeded, or one has failed."""
@@ -249,7 +248,7 @@ class Supervisor:
             time.sleep(_POLL_S)
 
     def _say(self, text: str) -> None:
-        self._printer.print(f"launch: {text}", sys.stderr)
+        print_line(f"launch: {text}", sys.stderr)
 
     def _write_report(self) -> None:
         if self._report is not None and self._job.place.rank == 0:

@@ -6,10 +6,9 @@ load pydantic.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from keras_dist._support.missing_names import missing_from
+from keras_dist._support.missing_names import missing_from, tell_place
 from keras_dist.config.mesh_shape import parse_mesh_shape
 
 if TYPE_CHECKING:
@@ -62,37 +61,31 @@ if TYPE_CHECKING:
     from keras_dist.mixed_precision import set_dtype_policy as set_dtype_policy
     from keras_dist.mixed_precision import set_floatx as set_floatx
 
-_LAYOUTS = "AutoConfig Axes DataParallelConfig DistributionConfig FoundConfig FullyShardedConfig HybridConfig Layout"
-_SETTINGS = (
-    "backend disable_flash_attention disable_interactive_logging disable_traceback_filtering "
-    "enable_flash_attention enable_interactive_logging enable_traceback_filtering "
-    "enable_unsafe_deserialization epsilon image_data_format is_flash_attention_enabled "
-    "is_interactive_logging_enabled is_nnx_enabled is_traceback_filtering_enabled max_epochs "
-    "max_steps_per_epoch set_backend set_epsilon set_image_data_format set_max_epochs "
-    "set_max_steps_per_epoch"
-)
-_MODULE_OF = {
-    **dict.fromkeys([*_LAYOUTS.split(), "MeshConfig", "ModelParallelConfig", "PresetConfig", "Zero1Config"], "layouts"),
-    **dict.fromkeys(
-        ["CheckpointConfig", "ClusterConfig", "Component", "LoraConfig", "RunConfig", "SaveConfig"], "schema"
+_NAMES_IN = {
+    "keras_dist.config.layouts": (
+        "AutoConfig Axes DataParallelConfig DistributionConfig FoundConfig FullyShardedConfig HybridConfig Layout "
+        "MeshConfig ModelParallelConfig PresetConfig Zero1Config"
     ),
-    "TrainingConfig": "schema",
-    **dict.fromkeys(["MigratedRule", "Migration", "migrate_layout_map"], "migration"),
-    "load": "loader",
-    **dict.fromkeys(_SETTINGS.split(), "settings"),
-    **dict.fromkeys(["dtype_policy", "floatx", "set_dtype_policy", "set_floatx"], "keras_dist.mixed_precision"),
+    "keras_dist.config.loader": "load",
+    "keras_dist.config.migration": "MigratedRule Migration migrate_layout_map",
+    "keras_dist.config.schema": (
+        "CheckpointConfig ClusterConfig Component LoraConfig RunConfig SaveConfig TrainingConfig"
+    ),
+    "keras_dist.config.settings": (
+        "backend disable_flash_attention disable_interactive_logging disable_traceback_filtering "
+        "enable_flash_attention enable_interactive_logging enable_traceback_filtering enable_unsafe_deserialization "
+        "epsilon image_data_format is_flash_attention_enabled is_interactive_logging_enabled is_nnx_enabled "
+        "is_traceback_filtering_enabled max_epochs max_steps_per_epoch set_backend set_epsilon set_image_data_format "
+        "set_max_epochs set_max_steps_per_epoch"
+    ),
+    "keras_dist.mixed_precision": "dtype_policy floatx set_dtype_policy set_floatx",
 }
+__all__ = ["parse_mesh_shape"]
+for _module, _names in _NAMES_IN.items():
+    tell_place(__name__, _names.split(), _module)
+    __all__ += _names.split()  # pyright: ignore[reportUnsupportedDunderAll]
 
-__all__ = ["parse_mesh_shape", *_MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        return missing_from(__name__)(name)
-    module = _MODULE_OF[name]
-    value = getattr(importlib.import_module(module if "." in module else f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = missing_from(__name__)
 
 
 def __dir__() -> list[str]:

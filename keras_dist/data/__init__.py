@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from keras_dist._support.missing_names import missing_from
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
-from keras_dist.data.batched import BatchedDataset, split_dataset, timeseries_dataset_from_array
+from keras_dist.data.batched import BatchedDataset, PyDataset, split_dataset, timeseries_dataset_from_array
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.directories import image_dataset_from_directory, text_dataset_from_directory
 from keras_dist.data.global_arrays import global_batch, prefetch_to_mesh
@@ -17,9 +17,7 @@ from keras_dist.data.loader import DataLoader
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.mixing import mix
 from keras_dist.data.packing import pack
-from keras_dist.data.padding import pad_batch
-from keras_dist.data.preprocessing import normalize, pad_sequences, to_categorical
-from keras_dist.data.py_dataset import PyDataset
+from keras_dist.data.preprocessing import normalize, pad_batch, pad_sequences, to_categorical
 from keras_dist.data.sharding import ShardPolicy, ShareRows, auto_shard_dataset, replica_group, shard_batch, share_rows
 from keras_dist.data.source import RowSource, register_source
 from keras_dist.data.streams import StreamSource

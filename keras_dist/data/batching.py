@@ -215,30 +215,26 @@ class Streaming:
         return DataError(summary, given=f"{self.source.title}: {given}", fix=fix)
 
 
+@dataclasses.dataclass
 class _Taken:
     """The batches of one epoch, counted."""
 
-    def __init__(
-        self,
-        begun: Batch | None,
-        batches: Iterator[Batch] | None,
-        new: Callable[[], Iterator[Batch]],
-        steps: int | None,
-        title: str,
-        count: int,
-    ) -> None:
-        self.batches = batches  # rest of a pass, if one has begun
-        self._begun, self._new, self._steps, self._title = begun, new, steps, title
-        self.count, self.is_over = count, False  # batches taken, also in another run; whether the pass has ended
+    begun: Batch | None  # first batch, if it was read to find out whether there is one
+    batches: Iterator[Batch] | None  # rest of a pass, if one has begun
+    new: Callable[[], Iterator[Batch]]  # begins a pass
+    steps: int | None
+    title: str
+    count: int  # batches taken, also in another run
+    is_over: bool = False  # whether the pass has ended
 
     def __iter__(self) -> Iterator[Batch]:
-        while self._steps is None or self.count < self._steps:
-            batch, self._begun = self._begun or self._next(), None
+        while self.steps is None or self.count < self.steps:
+            batch, self.begun = self.begun or self._next(), None
             if batch is None:
                 self.is_over = True
                 if self.count == 0:
                     fix = "a new generator each time, an __iter__ that begins anew, or fewer steps or epochs"
-                    raise DataError("the data have no batch left", given=self._title, fix=fix)
+                    raise DataError("the data have no batch left", given=self.title, fix=fix)
                 return
             self.count += 1
             yield batch
@@ -246,7 +242,7 @@ class _Taken:
     def _next(self) -> Batch | None:
         batch = next(self.batches, None) if self.batches is not None else None
         if batch is None and (self.batches is None or self.count == 0):  # earlier epochs have taken all
-            self.batches = self._new()
+            self.batches = self.new()
             batch = next(self.batches, None)
         return batch
 

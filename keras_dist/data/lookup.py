@@ -12,9 +12,8 @@ import numpy as np
 from keras_dist._support.types import PyTree
 from keras_dist.data.batch import Batch, stacked, unpack
 from keras_dist.data.conversion import Arrays, as_arrays, dense, describe, is_plain, noting, to_host
-from keras_dist.data.source import RowSource, register_source
+from keras_dist.data.source import RowNumbers, RowSource, register_source
 from keras_dist.data.streams import NumberedSource, read_in_threads
-from keras_dist.distribution.jobs.process_rows import HostSlice
 from keras_dist.errors import DataError, shorten
 
 _THREADS = 1  # with more, datasets that seek and read a file in two steps, or share a buffer, would mix up rows
@@ -60,17 +59,8 @@ class LookupSource(RowSource):
         """The first example, as a batch."""
         return self._like
 
-    def batches(
-        self,
-        batch_size: int,
-        multiple_of: int,
-        shuffle_key: tuple[int, ...] | None = None,
-        stack: int = 1,
-        span: range | None = None,
-        share: HostSlice | None = None,
-    ) -> Iterator[Batch]:
-        """Return the examples in batches, which one thread reads ahead."""
-        parts = self.row_numbers(batch_size, multiple_of, shuffle_key, span, share)  # full batches, the partial one
+    def _gathered(self, parts: list[RowNumbers], stack: int) -> Iterator[Batch]:
+        """Return the batches of full rows, and the partial one, which one thread reads ahead."""
 
         def read(index: int) -> Batch:
             first = len(parts[0].wanted)

@@ -126,7 +126,7 @@ class RowSource(DataSource):
         span: range | None = None,
         share: HostSlice | None = None,
     ) -> Iterator[Batch]:
-        """Yield the examples in batches, each exactly once.
+        """Return the examples in batches, each exactly once.
 
         Args:
             batch_size: number of rows in all batches but the last.
@@ -136,7 +136,11 @@ class RowSource(DataSource):
             span: indices of the batches to yield; None for all.
             share: the rows of each batch that this process loads; None for all.
         """
-        for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span, share):
+        return self._gathered(self.row_numbers(batch_size, multiple_of, shuffle_key, span, share), stack)
+
+    def _gathered(self, parts: list[RowNumbers], stack: int) -> Iterator[Batch]:
+        """Yield the batches of these rows, as stacks where `stack` full ones are left."""
+        for rows in parts:
             stacks = len(rows.wanted) // stack if stack > 1 else 0
             for index in range(stacks):
                 stacked = self.gather(rows.of(rows.wanted[index * stack : (index + 1) * stack]), rows.real, stack)

@@ -39,6 +39,7 @@ from keras_dist.distribution.jobs.process_rows import HostSlice
 from keras_dist.errors import DataError, shorten
 
 _END: Any = object()
+_CHECK_PATH = "check the path or filter that made it"
 
 _ENDLESS = 2**40
 """Endless number of batches: in grain, `repeat()` has `sys.maxsize` examples, and `batch(n)` a fraction of that."""
@@ -174,11 +175,13 @@ class StreamSource(DataSource):
 class IterableSource(StreamSource):
     """Batches of an object with `__iter__`, as a `tf.data.Dataset`, or a torch or grain `DataLoader`."""
 
+    _way_of_batches = _CHECK_PATH
+
     def __init__(self, dataset: Iterable[PyTree], name: str = "") -> None:
         super().__init__(dataset, name)
         self._begun: Any = None
         self._passing: Any = None
-        length = _length(dataset)
+        length = None if self.is_once else _length(dataset)
         self.is_endless = length == float("inf")
         self.num_batches = None if length is None or self.is_endless else int(length)
 
@@ -195,7 +198,7 @@ class IterableSource(StreamSource):
         for element in passed:
             self._begun = itertools.chain([element], passed)
             return element
-        raise _empty(self.title)
+        raise _empty(self.title, self._way_of_batches)
 
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[PyTree]:
         """Iterate over one pass."""
@@ -221,39 +224,19 @@ class IterableSource(StreamSource):
 
 
 @register_source
-class IteratorSource(StreamSource):
+class IteratorSource(IterableSource):
     """Batches of a generator or another iterator. No batch is read before it is needed."""
 
     is_once = True
-
-    def __init__(self, dataset: Iterator[PyTree], name: str = "") -> None:
-        super().__init__(dataset, name)
-        self._ahead: list[PyTree] = []
+    _way_of_batches = "a generator can be used once: make a new one, or pass something with __iter__"
 
     @classmethod
     def recognises(cls, x: Any) -> bool:
         """Whether `x` is an iterator."""
         return isinstance(x, Iterator) and not is_plain(x)
 
-    def first(self) -> PyTree:
-        """Return the next batch, which `open` yields again."""
-        for element in self._looked_ahead():
-            return element
-        raise _empty(self.title, "a generator can be used once: make a new one, or pass something with __iter__")
-
-    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[PyTree]:
-        """Iterate over the remaining batches."""
-        return skipped(self._left(), skip, self.title)
-
-    def _looked_ahead(self) -> list[PyTree]:
-        """Return the next element in a list, without consuming it; an empty list at the end."""
-        if not self._ahead:
-            self._ahead += itertools.islice(self._dataset, 1)
-        return self._ahead
-
-    def _left(self) -> Iterator[PyTree]:
-        while self._looked_ahead():
-            yield self._ahead.pop()
+    def state(self) -> None:
+        """Return None: what an iterator has yielded is gone."""
 
 
 class KeptSource(StreamSource):
@@ -354,7 +337,7 @@ def _length(iterable: Any) -> float | None:
     return float("inf") if length >= _ENDLESS else length
 
 
-def _empty(title: str, fix: str = "check the path or filter that made it") -> DataError:
+def _empty(title: str, fix: str = _CHECK_PATH) -> DataError:
     return DataError("the data have no batch", given=title, fix=fix)
 
 

@@ -6,8 +6,8 @@ Source: names, arguments and defaults as in `keras.distribution`.
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import get_device_count, list_devices, use_cpu_devices
 from keras_dist.distribution.fully_sharded import FullySharded
-from keras_dist.distribution.jobs.communication import CommunicationOptions
 from keras_dist.distribution.jobs.job import Cluster, cluster, is_chief, process_count, process_index
+from keras_dist.distribution.jobs.job_arguments import CommunicationOptions
 from keras_dist.distribution.jobs.joining import initialize
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap

@@ -56,7 +56,6 @@ def by_default(devices: Sequence[Device], shape: Sequence[int]) -> np.ndarray:
 
 
 def _placed(group: Sequence[Device], shape: Sequence[int]) -> np.ndarray:
-
     try:
         return mesh_utils.create_device_mesh(shape, group, allow_split_physical_axes=True)
     except (NotImplementedError, AssertionError):  # no arrangement along the connections of TPUs has this shape

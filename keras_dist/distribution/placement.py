@@ -17,7 +17,7 @@ from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_key_dtype, is_traced
 from keras_dist.distribution import lint
 from keras_dist.distribution.jobs import heartbeat, job
-from keras_dist.distribution.jobs.connections import connect
+from keras_dist.distribution.jobs.job import connect
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.layout import TensorLayout, from_keras
 from keras_dist.errors import ClusterError, LayoutError, shorten

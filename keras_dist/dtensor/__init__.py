@@ -19,12 +19,11 @@ from keras_dist.dtensor.clients import (
     preferred_device_type,
     shutdown_accelerator_system,
 )
-from keras_dist.dtensor.components import pack, unpack
 from keras_dist.dtensor.dataset import DTensorDataset
 from keras_dist.dtensor.function import function, value_and_grad
+from keras_dist.dtensor.keras.layout_map import to_layout_map
 from keras_dist.dtensor.layout import UNSHARDED, Layout, Mesh, is_dtensor
 from keras_dist.dtensor.meshes import create_distributed_mesh, create_mesh
-from keras_dist.dtensor.migration import to_layout_map
 from keras_dist.dtensor.saving import DTensorCheckpoint, name_based_restore, name_based_save
 from keras_dist.dtensor.tensors import (
     call_with_layout,
@@ -33,9 +32,11 @@ from keras_dist.dtensor.tensors import (
     default_mesh,
     fetch_layout,
     get_default_mesh,
+    pack,
     relayout,
     relayout_like,
     run_on,
+    unpack,
 )
 from keras_dist.dtensor.variable import DVariable, Module
 

@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_dist._support.arguments import is_int
+import jax
+
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten, with_type
 
@@ -45,8 +46,7 @@ def filled(structure: Structure, leaves: Sequence[PyTree]) -> PyTree:
     [(kind, inner)] = structure.items()
     if kind == "dict":
         return {key: filled(value, leaves) for key, value in inner.items()}
-    items = [filled(item, leaves) for item in inner]
-    return tuple(items) if kind == "tuple" else items
+    return {"list": list, "tuple": tuple}[kind](filled(item, leaves) for item in inner)
 
 
 def arranged(structure: Structure, names: Sequence[str], value: PyTree) -> list[PyTree]:
@@ -85,20 +85,10 @@ def arranged(structure: Structure, names: Sequence[str], value: PyTree) -> list[
 
 def is_structure(value: object, count: int) -> bool:
     """Whether a JSON value is the structure of `count` arrays."""
-    found: list[int] = []
-
-    def visit(node: object) -> bool:
-        if node is None or is_int(node):
-            found.extend([] if node is None else [node])
-            return True
-        if not isinstance(node, dict) or len(node) != 1:
-            return False
-        [(kind, inner)] = node.items()
-        if kind == "dict":
-            return isinstance(inner, dict) and all([visit(item) for item in inner.values()])
-        return kind in ("list", "tuple") and isinstance(inner, list) and all([visit(item) for item in inner])
-
-    return visit(value) and found == list(range(count))
+    try:
+        return jax.tree.leaves(filled(value, range(count))) == [*range(count)]
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return False
 
 
 def _has_keys(structure: Structure, value: PyTree) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import re
@@ -36,6 +37,7 @@ def callable_with_one_array(found: Any) -> Any:
     return found if callable(found) and takes(found, None) else None
 
 
+@dataclasses.dataclass(eq=False)
 class ObjectRegistry:
     """The objects of one kind by name.
 
@@ -56,39 +58,30 @@ class ObjectRegistry:
         error: the class of the error for an object of another kind.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        package: str,
-        base: type | tuple[type, ...] = (),
-        *,
-        accepted: str,
-        example: str,
-        convert: Callable[[Any], Any],
-        functions: bool = False,
-        aliases: Mapping[str, str] | None = None,
-        spell: Callable[[str], str] = snake_case,
-        error: type[KerasDistError] = ModelError,
-    ) -> None:
-        self._kind = kind
-        self._package = package
-        self._bases = base if isinstance(base, tuple) else (base,)
-        self._accepted = accepted if ", or " in accepted else f"or {accepted}"
-        self._example = example
-        self._convert = convert
-        self._functions = functions
-        self._aliases = aliases or {}
-        self._spell = spell
-        self._error = error
+    kind: str
+    package: str
+    base: type | tuple[type, ...] = ()
+    _: dataclasses.KW_ONLY
+    accepted: str
+    example: str
+    convert: Callable[[Any], Any]
+    functions: bool = False
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    spell: Callable[[str], str] = snake_case
+    error: type[KerasDistError] = ModelError
+
+    def __post_init__(self) -> None:
+        if ", or " not in self.accepted:
+            self.accepted = f"or {self.accepted}"
 
     @functools.cached_property
     def names(self) -> dict[str, Any]:
         """The exported objects, by each of their names."""
-        package = importlib.import_module(self._package)
+        package = importlib.import_module(self.package)
         exported = {name: getattr(package, name) for name in package.__all__}
         known = {name: found for name, found in exported.items() if self._counts(name, found)}
-        spelled = {self._spell(found.__name__): found for found in known.values() if isinstance(found, type)}
-        return spelled | known | {alias: exported[name] for alias, name in self._aliases.items()}
+        spelled = {self.spell(found.__name__): found for found in known.values() if isinstance(found, type)}
+        return spelled | known | {alias: exported[name] for alias, name in self.aliases.items()}
 
     @functools.cached_property
     def _lower_case(self) -> dict[str, Any]:
@@ -96,8 +89,9 @@ class ObjectRegistry:
 
     def _counts(self, name: str, found: Any) -> bool:
         if isinstance(found, type):
-            return issubclass(found, self._bases) and found not in self._bases
-        return self._functions and callable(found) and name not in ("get", "serialize", "deserialize")
+            bases = self.base if isinstance(self.base, tuple) else (self.base,)
+            return issubclass(found, bases) and found not in bases
+        return self.functions and callable(found) and name not in ("get", "serialize", "deserialize")
 
     def get(self, identifier: Any) -> Any:
         """Return the object that `identifier` means; None for None.
@@ -124,11 +118,11 @@ class ObjectRegistry:
             )
         if isinstance(found, type):
             if not takes(found):
-                given = f"{self._kind}={shorten(cast('object', identifier))}"
+                given = f"{self.kind}={shorten(cast('object', identifier))}"
                 fix = f"pass an object: {found.__name__}(...)"
-                raise ConfigError(f"`{self._kind}` is a class that needs arguments", given=given, fix=fix)
+                raise ConfigError(f"`{self.kind}` is a class that needs arguments", given=given, fix=fix)
             found = found()
-        converted = self._convert(found)
+        converted = self.convert(found)
         if converted is None:
             raise self.refused(identifier)
         return converted
@@ -140,8 +134,8 @@ class ObjectRegistry:
 
     def refused(self, identifier: Any) -> KerasDistError:
         """Return the error for an object of another kind."""
-        summary = f"`{self._kind}` must be a name, a config, {self._accepted}"
-        return self._error(summary, given=with_type(identifier), fix=f"for example {self._example}")
+        summary = f"`{self.kind}` must be a name, a config, {self.accepted}"
+        return self.error(summary, given=with_type(identifier), fix=f"for example {self.example}")
 
     def _named(self, name: str) -> Any:
         found = get_registered_object(name, module_objects=self.names)
@@ -149,13 +143,13 @@ class ObjectRegistry:
         if found is None:
             near = did_you_mean(name, [*self.names, *get_custom_objects()])
             # each name once: `MeanSquaredError` is also `mean_squared_error`
-            spelled = {name: self._spell(name) for name in self.names}
+            spelled = {name: self.spell(name) for name in self.names}
             listed = sorted(name for name, other in spelled.items() if name == other or other not in spelled)
             names = "a name" if near else f"one of {', '.join(listed)}"
             raise UnknownNameError(
-                f"unknown {self._kind} {name!r}{near}",
-                given=f"{self._kind}={shorten(name)}",
-                expected=f"{names}, a config, {self._accepted}",
+                f"unknown {self.kind} {name!r}{near}",
+                given=f"{self.kind}={shorten(name)}",
+                expected=f"{names}, a config, {self.accepted}",
                 fix="correct the name, or register your own: @saving.register_keras_serializable() gives it a name",
             )
         return found

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from keras_dist._support.context_variables import with_value
@@ -22,9 +23,11 @@ class SharedObjects:
     """The shared objects of one config, by id when written and by number when read; or all, with `numbers_all`."""
 
     numbers_all: bool = False
-    _written: dict[int, tuple[Any, dict[str, Any]]] = dataclasses.field(default_factory=dict)
-    _read: dict[int, Any] = dataclasses.field(default_factory=dict)
-    _count: int = 0
+    written: dict[int, tuple[Any, dict[str, Any]]] = dataclasses.field(
+        default_factory=dict
+    )  # a kept object keeps its id
+    read: dict[int, Any] = dataclasses.field(default_factory=dict)
+    numbers: Iterator[int] = dataclasses.field(default_factory=lambda: itertools.count(1))
 
     def writing(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which these objects are written."""
@@ -33,24 +36,6 @@ class SharedObjects:
     def reading(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which these objects are read."""
         return with_value(_reading, self)
-
-    def number(self, obj: Any, config: dict[str, Any]) -> None:
-        """Number the config of an object if the object was written before."""
-        _, first = self._written.setdefault(id(obj), (obj, config))  # a kept object keeps its id
-        if first is not config or self.numbers_all:
-            if _NUMBER not in first:
-                self._count += 1
-                first[_NUMBER] = self._count
-            config[_NUMBER] = first[_NUMBER]
-
-    def find(self, number: Any) -> Any:
-        """Return the object that was read with this number, or None."""
-        return self._read.get(number) if isinstance(number, int) else None
-
-    def keep(self, number: Any, obj: Any) -> None:
-        """Keep an object that was read, if it has a number."""
-        if isinstance(number, int):
-            self._read[number] = obj
 
 
 _Scope = contextvars.ContextVar[SharedObjects | None]
@@ -69,24 +54,28 @@ def one_config_read() -> contextlib.AbstractContextManager[object]:
 
 
 def note_written(obj: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of an object, with a number if it is shared."""
+    """Return the config of an object, with a number if the object was written before."""
     scope = _writing.get()
     if scope is not None and _is_shared(obj):
-        scope.number(obj, config)
+        _, first = scope.written.setdefault(id(obj), (obj, config))
+        if first is not config or scope.numbers_all:
+            if _NUMBER not in first:
+                first[_NUMBER] = next(scope.numbers)
+            config[_NUMBER] = first[_NUMBER]
     return config
 
 
 def known(config: Mapping[str, Any]) -> Any:
     """Return the object that was read from a config of the same number, or None."""
-    scope = _reading.get()
-    return None if scope is None else scope.find(config.get(_NUMBER))
+    scope, number = _reading.get(), config.get(_NUMBER)
+    return scope.read.get(number) if scope is not None and isinstance(number, int) else None
 
 
 def note_read(config: Mapping[str, Any], obj: Any) -> None:
     """Keep the object of a config for others with the same number."""
-    scope = _reading.get()
-    if scope is not None and _is_shared(obj):
-        scope.keep(config.get(_NUMBER), obj)
+    scope, number = _reading.get(), config.get(_NUMBER)
+    if scope is not None and isinstance(number, int) and _is_shared(obj):
+        scope.read[number] = obj
 
 
 def _is_shared(obj: Any) -> bool:

@@ -7,8 +7,8 @@ narrowing element types, and reading for each device the part that it holds.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ from keras_dist.distribution.placement import copied_by_jax
 from keras_dist.errors import ModelError
 from keras_dist.saving import regular_files
 from keras_dist.saving.tensor_format import in_memory_order, in_parts
+from keras_dist.saving.tensor_reader import TensorReader
+from keras_dist.storage.h5_files import H5Reader
 from keras_dist.training.state_cell import StateCell
 
 _LARGE_BYTES = 1 << 20
@@ -31,43 +33,8 @@ T = TypeVar("T")
 PartReader = Callable[[Any], np.ndarray]  # returns the part of an array at an index, a tuple of slices
 
 
-class ArrayStore(Protocol):
-    """Protocol of named arrays in files."""
-
-    @property
-    def caller(self) -> str:
-        """The name of the caller in error messages."""
-        ...
-
-    @property
-    def path(self) -> pathlib.Path:
-        """The file, index or folder."""
-        ...
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of each array."""
-        ...
-
-    def dtype(self, name: str) -> np.dtype[Any]:
-        """Return the element type of an array."""
-        ...
-
-    def lacks_checksums(self, names: Iterable[str]) -> bool:
-        """Whether damage to any of these arrays would go undetected."""
-        ...
-
-    def check(self, names: Iterable[str]) -> None:
-        """Compare arrays with their checksums."""
-        ...
-
-    def read(self, name: str, index: Any = ()) -> np.ndarray:
-        """Read the slice `index` of the array `name`."""
-        ...
-
-    def parts(self, name: str) -> Iterator[np.ndarray]:
-        """Yield consecutive slices of the array `name`, for arrays larger than memory."""
-        ...
+ArrayStore = H5Reader | TensorReader
+"""Named arrays in files: their `shapes`, `dtype(name)`, `read(name, index)`, `parts(name)` and checksums."""
 
 
 def is_complex(store: ArrayStore, name: str) -> bool:

@@ -12,12 +12,11 @@ import io
 import json
 import os
 import pathlib
-import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, cast
 
 from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, is_manifest_in
@@ -91,28 +90,31 @@ class KerasArchive:
 
     def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
         """Extract the files of a layer to an empty folder; return whether there are any."""
+        left, is_any = _MOST_ASSET_BYTES, False
         try:
-            return self._extract_assets(name, folder)
+            for path, opened in self._assets(name):
+                place = folder / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with opened as member, place.open("xb") as file:
+                    while chunk := member.read(min(_CHUNK_BYTES, left + 1)):  # whatever is said of its size
+                        left -= len(chunk)
+                        if left < 0:
+                            raise self._damaged(f"assets of more than {_MOST_ASSET_BYTES} bytes")
+                        file.write(chunk)
+                is_any = True
         except zipfile.BadZipFile as error:
             raise self._damaged(str(error)) from error
-
-    def _extract_assets(self, name: str, folder: pathlib.Path) -> bool:
-        left, prefix, is_any = _MOST_ASSET_BYTES, f"{_ASSETS}{name}/", False
-        for info in self._zip.infolist():
-            if not info.filename.startswith(prefix) or info.is_dir():
-                continue
-            parts = info.filename.removeprefix(prefix).split("/")
-            if any(part in ("", ".", "..") or set(part) & set("\\:\0") for part in parts):
-                raise self._damaged(f"a member {info.filename!r}")
-            (folder / "/".join(parts[:-1])).mkdir(parents=True, exist_ok=True)
-            with self._zip.open(info) as member, (folder / "/".join(parts)).open("xb") as file:
-                while chunk := member.read(min(_CHUNK_BYTES, left + 1)):  # whatever the directory says of its size
-                    left -= len(chunk)
-                    if left < 0:
-                        raise self._damaged(f"assets of more than {_MOST_ASSET_BYTES} bytes")
-                    file.write(chunk)
-            is_any = True
         return is_any
+
+    def _assets(self, name: str) -> Iterator[tuple[str, IO[bytes]]]:
+        """Yield the paths of the files of a layer, and the files."""
+        prefix = f"{_ASSETS}{name}/"
+        for info in self._zip.infolist():
+            if info.filename.startswith(prefix) and not info.is_dir():
+                path = info.filename.removeprefix(prefix)
+                if any(part in ("", ".", "..") or set(part) & set("\\:\0") for part in path.split("/")):
+                    raise self._damaged(f"a member {info.filename!r}")
+                yield path, self._zip.open(info)
 
     def _begin(self) -> None:
         self._file = self._open.enter_context(open_regular(self.path, follow_links=True))
@@ -189,21 +191,12 @@ class KerasFolder(KerasArchive):
             raise self._damaged("; ".join(problems))
         return reader
 
-    def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
-        """Copy the files of a layer to a folder; return whether there are any."""
-        left, source = _MOST_ASSET_BYTES, self.path / _ASSETS / name
+    def _assets(self, name: str) -> Iterator[tuple[str, IO[bytes]]]:
+        source = self.path / _ASSETS / name
         if source.exists() and source.resolve() != self.path.resolve() / _ASSETS / name:
             raise self._damaged(f"{str(source)!r} is behind a link")
-        files = sorted(file for file in source.rglob("*") if not file.is_dir())
-        for file in files:
-            place = folder / file.relative_to(source)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with open_regular(file) as opened, place.open("xb") as copy:
-                left -= os.fstat(opened.fileno()).st_size
-                if left < 0:
-                    raise self._damaged(f"assets of more than {_MOST_ASSET_BYTES} bytes")
-                shutil.copyfileobj(opened, copy)
-        return bool(files)
+        for file in sorted(file for file in source.rglob("*") if not file.is_dir()):
+            yield str(file.relative_to(source)), cast("IO[bytes]", open_regular(file))
 
     def _begin(self) -> None:
         """Note which folder it is: files are opened one by one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import nnx
 
@@ -41,53 +41,40 @@ def stored_variables(
     is missing in `stored`, the names in a file, under its first name is looked up under further names: attributes are
     renamed, and older versions skipped containers in containers.
     """
-    yield from _walk(module, "", (), _Walk(order, hooks, set(), None if stored is None else _groups_of(stored)))
+    seen: set[int] = set()
+    parts_of_names = [name.split("/") for name in stored or ()]
+    groups = {"/".join(parts[:depth]) for parts in parts_of_names for depth in range(len(parts))}
 
+    def walk(node: Any, name: str, parts: tree_paths.Parts) -> Iterator[tuple[str, str]]:
+        if id(node) in seen or (stored is not None and name not in groups):
+            return
+        seen.add(id(node))
+        own, path = _own(node, parts, order), tree_paths.join(tree_paths.visible(parts))
+        if path in hooks.live and (hasattr(node, "save_assets") or hasattr(node, "load_assets")):
+            hooks.with_assets[name] = hooks.live[path]
+        if isinstance(node, layers.Layer) and node._overrides_own_variables() and path in hooks.live:
+            hooks.found[joined(name, "vars")] = hooks.live[path]
+            hooks.covered.update(own)
+        else:
+            yield from ((joined(name, f"vars/{number}"), path) for number, path in enumerate(own))
+        for attribute, child, inner in _attributes(node):
+            walk_child = walk_container if isinstance(child, nnx.List | nnx.Dict | list) else walk
+            yield from walk_child(child, joined(name, attribute), (*parts, *inner))
 
-class _Walk(NamedTuple):
-    """The arguments of `stored_variables`, and the objects that were visited."""
+    def walk_container(container: Any, name: str, parts: tree_paths.Parts) -> Iterator[tuple[str, str]]:
+        """Members go by their classes, which are numbered."""
+        counts: dict[str, int] = {}
+        members = container if isinstance(container, list) else [(one, (key,)) for key, one in children_of(container)]
+        for child, inner in members:
+            if isinstance(child, nnx.Variable):
+                continue
+            is_container = isinstance(child, nnx.List | nnx.Dict)
+            kind = "container" if is_container else _class_name(child)
+            counts[kind] = count = counts.get(kind, -1) + 1
+            member = joined(name, f"{kind}_{count}" if count else kind)
+            yield from (walk_container if is_container else walk)(child, member, (*parts, *inner))
 
-    order: Mapping[str, int]
-    hooks: Hooks
-    seen: set[int]
-    groups: frozenset[str] | None
-
-
-def _groups_of(names: Iterable[str]) -> frozenset[str]:
-    """Return the groups that arrays of these names are in, at any depth."""
-    parts = (name.split("/") for name in names)
-    return frozenset("/".join(one[:depth]) for one in parts for depth in range(len(one)))
-
-
-def _walk(node: Any, name: str, parts: tree_paths.Parts, walk: _Walk) -> Iterator[tuple[str, str]]:
-    if id(node) in walk.seen or (walk.groups is not None and name not in walk.groups):
-        return
-    walk.seen.add(id(node))
-    own, path = _own(node, parts, walk.order), tree_paths.join(tree_paths.visible(parts))
-    if path in walk.hooks.live and (hasattr(node, "save_assets") or hasattr(node, "load_assets")):
-        walk.hooks.with_assets[name] = walk.hooks.live[path]
-    if isinstance(node, layers.Layer) and node._overrides_own_variables() and path in walk.hooks.live:
-        walk.hooks.found[joined(name, "vars")] = walk.hooks.live[path]
-        walk.hooks.covered.update(own)
-    else:
-        yield from ((joined(name, f"vars/{number}"), path) for number, path in enumerate(own))
-    for attribute, child, inner in _attributes(node):
-        walk_child = _walk_container if isinstance(child, nnx.List | nnx.Dict | list) else _walk
-        yield from walk_child(child, joined(name, attribute), (*parts, *inner), walk)
-
-
-def _walk_container(container: Any, name: str, parts: tree_paths.Parts, walk: _Walk) -> Iterator[tuple[str, str]]:
-    """Yield as `_walk` does; members go by their classes, which are numbered."""
-    counts: dict[str, int] = {}
-    members = container if isinstance(container, list) else [(child, (key,)) for key, child in children_of(container)]
-    for child, inner in members:
-        if isinstance(child, nnx.Variable):
-            continue
-        is_container = isinstance(child, nnx.List | nnx.Dict)
-        kind = "container" if is_container else _class_name(child)
-        counts[kind] = count = counts.get(kind, -1) + 1
-        member = joined(name, f"{kind}_{count}" if count else kind)
-        yield from (_walk_container if is_container else _walk)(child, member, (*parts, *inner), walk)
+    yield from walk(module, "", ())
 
 
 def _own(node: Any, parts: tree_paths.Parts, order: Mapping[str, int]) -> list[str]:

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 
 from keras_dist._support.missing_names import missing_from
 from keras_dist.visualization.history import plot_history
-from keras_dist.visualization.layout_plots import plot_collectives, plot_memory, plot_mesh, plot_plan, plot_shards
-from keras_dist.visualization.line_plots import plot_bars, plot_curves
 from keras_dist.visualization.model_graph import model_to_dot, plot_model
 from keras_dist.visualization.picture import Picture
+from keras_dist.visualization.plots import (
+    plot_bars,
+    plot_collectives,
+    plot_curves,
+    plot_memory,
+    plot_mesh,
+    plot_plan,
+    plot_shards,
+)
 
 __all__ = [
     "Picture",

@@ -103,16 +103,8 @@ def plot_model(
     Args:
         model: a model with weights.
         to_file: the file; its suffix is the format. `.dot` is Graphviz's source, which does not need Graphviz.
-        show_shapes: as for `model_to_dot`, like all further arguments.
-        show_dtype: whether nodes show the element type of outputs.
-        show_layer_names: whether nodes show the names of layers.
-        rankdir: direction of the graph.
-        expand_nested: whether models among the layers are drawn as boxes with their layers.
-        dpi: dots per inch.
-        show_layer_activations: whether nodes show the activations of layers.
-        show_trainable: whether nodes show if layers are trainable.
-        splines: style of edges.
-        show_layouts: whether nodes and edges show layouts.
+        show_shapes, show_dtype, show_layer_names, rankdir, expand_nested, dpi: as in `model_to_dot`.
+        show_layer_activations, show_trainable, splines, show_layouts: as in `model_to_dot`.
 
     Returns:
         In a notebook the picture, except for PDF and source; else None.

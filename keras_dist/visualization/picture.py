@@ -132,13 +132,19 @@ def below(*drawings: Drawing) -> Drawing:
     return Drawing(parts, max(each.width for each in drawings), y - _GAP)
 
 
-def nested(svg: str) -> Drawing:
-    """Return a whole document of SVG as a drawing."""
-    width, height = (float(re.search(rf'{name}="([0-9.]+)"', svg)[1]) for name in ("width", "height"))  # type: ignore[index]
-    return Drawing(svg, width, height)
+def nested(*svgs: str) -> Drawing:
+    """Return whole documents of SVG, side by side, as a drawing."""
+    sizes = [[float(re.search(rf'{name}="([0-9.]+)"', svg)[1]) for name in ("width", "height")] for svg in svgs]  # type: ignore[index]
+    drawn = [Drawing(svg, *size) for svg, size in zip(svgs, sizes, strict=True)]
+    return beside(*drawn) if len(drawn) > 1 else drawn[0]
 
 
-def bars(rows: Sequence[Bar]) -> Drawing:
+def bar_picture(title: str, headers: tuple[str, str], rows: Sequence[Bar]) -> Picture:
+    """Return bars in one scale, with `headers` of their names and texts in the table."""
+    return Picture(title, titled(title, _bars(rows)), [_bar_table(title, headers, rows)])
+
+
+def _bars(rows: Sequence[Bar]) -> Drawing:
     """Draw bars one below the other, all in one scale."""
     length, height, step = _BAR_PIXELS
     left = 10 + _CHARACTER_PIXELS * max(len(bar.label) for bar in rows)
@@ -160,7 +166,7 @@ def bars(rows: Sequence[Bar]) -> Drawing:
     return Drawing("".join(parts), width, step * len(rows) - (step - height))
 
 
-def bar_table(title: str, headers: tuple[str, str], rows: Sequence[Bar]) -> Table:
+def _bar_table(title: str, headers: tuple[str, str], rows: Sequence[Bar]) -> Table:
     """Return bars as text; a vertical line is at `Bar.mark`."""
     scale = _BAR_CHARACTERS / (max(max(bar.amount, bar.mark or 0) for bar in rows) or 1)
     cells: list[Sequence[str]] = []

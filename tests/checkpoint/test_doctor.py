@@ -9,7 +9,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, examine
-from keras_dist.checkpoint.render import render_diagnosis
+from keras_dist.checkpoint.doctor import render_diagnosis
 from keras_dist.errors import CheckpointError
 from tests import commands
 from tests.checkpoint.conftest import Held, flip, snapshot_of

@@ -8,7 +8,7 @@ import pytest
 import keras_dist as kd
 from keras_dist._unstable import jax_runtime
 from keras_dist.distribution import CommunicationOptions
-from keras_dist.distribution.jobs.communication import apply_communication_options
+from keras_dist.distribution.jobs.job_arguments import apply_communication_options
 from keras_dist.errors import ClusterError
 
 

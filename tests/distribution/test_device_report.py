@@ -6,7 +6,7 @@ import math
 import pytest
 
 from keras_dist import errors
-from keras_dist.distribution.device_report import DeviceReport, report_devices, suggest_mesh_shapes
+from keras_dist.distribution.devices import DeviceReport, report_devices, suggest_mesh_shapes
 
 
 def test_all_devices_with_their_meshes_and_settings(monkeypatch):

@@ -8,8 +8,15 @@ import threading
 import pytest
 
 from keras_dist.distribution.jobs import heartbeat
-from keras_dist.distribution.jobs.collective_log import CollectiveLog, difference
-from keras_dist.distribution.jobs.heartbeat import FAILED, LEFT, RUNNING, Heartbeat, JobMonitor
+from keras_dist.distribution.jobs.heartbeat import (
+    FAILED,
+    LEFT,
+    RUNNING,
+    CollectiveLog,
+    Heartbeat,
+    JobMonitor,
+    difference,
+)
 from keras_dist.errors import ClusterError
 
 

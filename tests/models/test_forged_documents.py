@@ -15,8 +15,8 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, Stored, examine
+from keras_dist.checkpoint.doctor import render_diagnosis
 from keras_dist.checkpoint.manifest import write_manifest
-from keras_dist.checkpoint.render import render_diagnosis
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.errors import CheckpointError, ConfigError, KerasDistError, ModelError
 from tests.soak import LARGE

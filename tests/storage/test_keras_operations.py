@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist.storage.keras_operations import operation_from_keras, operation_to_keras
+from keras_dist.storage.keras_configs import operation_from_keras, operation_to_keras
 from keras_dist.symbolic.tensors import OPERATIONS
 
 WITHOUT_CLASS = {"bartlett", "blackman", "extract_patches_3d", "hamming", "hanning", "kaiser"}

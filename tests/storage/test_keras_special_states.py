@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist.storage.keras_operations import operation_from_keras, operation_to_keras
+from keras_dist.storage.keras_configs import operation_from_keras, operation_to_keras
 
 X = np.random.default_rng(0).uniform(-1, 1, (8, 3)).astype("float32")
 Y = np.random.default_rng(1).uniform(-1, 1, (8, 2)).astype("float32")

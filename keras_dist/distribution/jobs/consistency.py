@@ -21,7 +21,7 @@ from keras_dist import mixed_precision
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.jax_internals import is_key_dtype
 from keras_dist.distribution.jobs import job
-from keras_dist.distribution.jobs.connections import connect
+from keras_dist.distribution.jobs.job import connect
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.errors import ClusterError
@@ -147,7 +147,6 @@ def _is_value(written: object) -> bool:
 
 
 def _text_of(value: object) -> str:
-
     if isinstance(value, str | int | float | list | tuple | None):
         return repr(value)
     if isinstance(value, dict):

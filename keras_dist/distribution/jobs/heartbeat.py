@@ -4,6 +4,10 @@ Gloo reports a closed connection without its process, says nothing of a stopped 
 each process writes a heartbeat a second to JAX's key-value store and reads the others' in a thread. A process silent
 for `heartbeat_timeout_s`, or for 3 s after a failed collective, counts as failed; the others exit with one line. Anyone
 who reaches the coordinator's port may write there: a forged heartbeat can end a job, but run no code.
+
+Processes that do different things wait forever, one in a collective and the other for a message; a time-out would have
+to be longer than the longest step. So heartbeats carry the last acts that need all processes, and a difference ends the
+job with one line.
 """
 
 from __future__ import annotations
@@ -25,8 +29,41 @@ from typing import Any, NoReturn
 
 from keras_dist._support.process_notes import NOTES_VARIABLE, ProcessNotes
 from keras_dist._unstable import gloo, jax_runtime
-from keras_dist.distribution.jobs.collective_log import CollectiveLog, difference
 from keras_dist.errors import ProcessAbsentError, shorten
+
+_ACTS_KEPT = 8  # at most two executions are in flight, so no process is further ahead of a waiting one
+_LONGEST_ACT = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveLog:
+    """The last operations of one process in which all take part: steps, exchanges of messages, comparisons."""
+
+    since: str = (
+        ""  # last exchange, at which counting begins: processes agree again after an error that all have caught
+    )
+    count: int = 0
+    last: tuple[str, ...] = ()  # descriptions for users
+
+    def then(self, act: str) -> CollectiveLog:
+        """Append an operation."""
+        return CollectiveLog(self.since, self.count + 1, (*self.last[1 - _ACTS_KEPT :], act[:_LONGEST_ACT]))
+
+    def numbered(self) -> dict[int, str]:
+        """Return the last operations by their numbers."""
+        return dict(zip(range(self.count - len(self.last), self.count), self.last, strict=True))
+
+
+def difference(mine: CollectiveLog, others: CollectiveLog) -> tuple[str, str, str] | None:
+    """Return the first operation that differs: the one before it, and the one of each process; else None."""
+    if mine.since != others.since:
+        return None
+    here, there = mine.numbered(), others.numbered()
+    for number in sorted(here.keys() & there.keys()):
+        if here[number] != there[number]:
+            return here.get(number - 1, ""), here[number], there[number]
+    return None
+
 
 EXIT_RESTART = 75
 """`EX_TEMPFAIL`: exit code of a process whose job can resume from a checkpoint when it is started again."""
@@ -85,48 +122,121 @@ class Heartbeat:
 
 
 class Monitor:
-    """Methods by which a process reports its progress. In a program of one process, as here, they do nothing."""
+    """The progress of this process. In a program of one process, as here, nobody else learns of it."""
 
     def __init__(self, hang_timeout_s: float | None = None) -> None:
         self.hang_timeout_s = hang_timeout_s  # of a step, and of waiting for other processes
         self.notes = ProcessNotes()  # for the launcher, when this process has exited
+        self._notes_file: int | None = None
+        self._notes_lock = threading.Lock()
+        self._last_step: float | None = None  # None while nothing is waited for
+        self._limit_s, self._awaited = hang_timeout_s, _STEP
+        self._steps = 0
+        self._acts = CollectiveLog()
+        self._call: str | None = None
+        self._begun = collections.Counter[str]()  # steps of the call by their kind
 
     def state_of(self, process: int) -> str | None:
         """Return the last known state of another process; None if there is none."""
 
+    def fail(self, error: BaseException) -> None:
+        """Report an error to the other processes. If another process has failed, exit with its reason."""
+
     def clear_failure(self) -> None:
         """Record that the program continues after an error that all processes have raised."""
-
-    def note_step(self) -> None:
-        """Note that this process makes progress."""
-
-    def note_begun(self, training_steps: int) -> None:
-        """Note that this number of further training steps has begun."""
-
-    def note_act(self, act: str) -> None:
-        """Record a collective operation, in which a single process would wait forever."""
-
-    def note_shared_steps(self, kind: str, steps: int) -> None:
-        """Note that steps begin in which all processes take part."""
-
-    def note_save(self, what: str | None, steps: int | None = None) -> None:
-        """Note the checkpoint from which a restarted job resumes, and its training steps, by default all; or None."""
-
-    def meeting(self, about: str, place: str) -> contextlib.AbstractContextManager[None]:
-        """Note that this process waits for all others at the same place."""
-        return contextlib.nullcontext()
-
-    def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Limit a wait, outside of steps, for a computation in which all processes take part."""
-        return contextlib.nullcontext()
 
     def connecting(self, devices: frozenset[Any]) -> contextlib.AbstractContextManager[bool]:
         """Limit the first collective over these devices; the result is whether there was none before."""
         return contextlib.nullcontext(False)
 
-    def steps(self, call: str, *, is_shared: bool) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def steps(self, call: str, *, is_shared: bool) -> Generator[None]:
         """Limit each step, and report errors to the other processes; all of them take part if the call `is_shared`."""
-        return contextlib.nullcontext()
+        self.clear_failure()
+        outer_call = self._call, self._begun
+        self._call, self._begun = call if is_shared else None, collections.Counter[str]()
+        with self._limited(self.hang_timeout_s, _STEP):
+            try:
+                yield
+                if is_shared:
+                    self.note_act(f"the end of {call}")
+            except BaseException as error:
+                self.fail(error)
+                raise
+            finally:
+                self._call, self._begun = outer_call
+
+    @contextlib.contextmanager
+    def waiting(self) -> Generator[None]:
+        """Limit a wait, outside of steps, for a computation in which all processes take part."""
+        if threading.current_thread() is not threading.main_thread():  # as those that save
+            yield
+            return
+        with self._limited(self.hang_timeout_s or LONGEST_WAIT_S, _STEP):
+            yield
+
+    @contextlib.contextmanager
+    def _limited(self, limit_s: float | None, awaited: str) -> Generator[None]:
+        outer_step, self._last_step = self._last_step, time.monotonic()  # first: the thread may look in between
+        outer, self._limit_s, self._awaited = (self._limit_s, self._awaited), limit_s, awaited
+        try:
+            yield
+        finally:
+            self._last_step = None if outer_step is None else time.monotonic()
+            self._limit_s, self._awaited = outer
+
+    def note_step(self) -> None:
+        """Note that this process makes progress."""
+        self._last_step = time.monotonic()
+        self._steps += 1
+        if self.notes.first_step_at is None:
+            self.note(first_step_at=time.time())
+
+    def note_act(self, act: str) -> None:
+        """Record a collective operation, in which a single process would wait forever."""
+        if threading.current_thread() is threading.main_thread():  # in other threads acts have no fixed order
+            self._acts = self._acts.then(act)
+
+    def note_shared_steps(self, kind: str, steps: int) -> None:
+        """Note that steps begin in which all processes take part."""
+        first = self._begun[kind] + 1
+        self._begun[kind] = last = self._begun[kind] + steps
+        numbers = f"step {first}" if first == last else f"steps {first} to {last}"
+        self.note_act(f"{kind} {numbers}" + (f" of {self._call}" if self._call else ""))
+
+    @contextlib.contextmanager
+    def meeting(self, about: str, place: str) -> Generator[None]:
+        """Note that this process waits for all others at the same place."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = self._acts
+        self.note_act(about)
+        try:
+            yield
+        except BaseException:
+            self._acts = before
+            raise
+        self._acts = CollectiveLog(place)
+        if self._last_step is not None:  # an exchange is progress
+            self._last_step = time.monotonic()
+        if self._call is None:
+            self._begun.clear()
+
+    def note_begun(self, training_steps: int) -> None:
+        """Note that this number of further training steps has begun."""
+        self.note(steps=self.notes.steps + training_steps, step_at=time.time())
+
+    def note_save(self, what: str | None, steps: int | None = None) -> None:
+        """Note the checkpoint from which a restarted job resumes, and its training steps, by default all; or None."""
+        self.note(saved=what, saved_steps=self.notes.steps if steps is None else steps)
+
+    def note(self, **facts: Any) -> None:
+        """Update `notes`, and write them for the launcher, if there is one."""
+        with self._notes_lock:
+            vars(self.notes).update(facts)
+            if self._notes_file is not None:
+                self.notes.write(self._notes_file)
 
 
 _current = Monitor()
@@ -167,18 +277,11 @@ class JobMonitor(Monitor):
         self._failed_since: dict[int, float] = {}  # for others; infinite where this process failed with them
         self._join_timeout_s = join_timeout_s
         self._connected: set[frozenset[Any]] = set()  # devices over which a collective has run
-        self._last_step: float | None = None  # None while nothing is waited for
-        self._limit_s, self._awaited = hang_timeout_s, _STEP
         self._answered = time.monotonic()  # last answer of the coordination service
-        self._steps = 0
-        self._acts = CollectiveLog()
         self._differs: dict[int, tuple[tuple[str, str, str], float]] = {}  # from the acts of others, and since when
-        self._call: str | None = None
-        self._begun = collections.Counter[str]()  # steps of the call by their kind
         self._lost = False  # whether another process is known to have exited
         path = os.environ.get(NOTES_VARIABLE)
         self._notes_file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-        self._notes_lock = threading.Lock()
 
     def start(self) -> None:
         """Write and read heartbeats in a thread, until `leave`."""
@@ -196,8 +299,7 @@ class JobMonitor(Monitor):
 
         sys.excepthook = fail
 
-    def fail(self, error: BaseException) -> None:
-        """Report an error to the other processes. If another process has failed, exit with its reason."""
+    def fail(self, error: BaseException) -> None:  # noqa: D102
         if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > _SIGNALLED:
             return  # all processes exit at the same step
         if isinstance(error, ProcessAbsentError) or any(name in str(error) for name in _LOST_CONNECTIONS):
@@ -208,30 +310,6 @@ class JobMonitor(Monitor):
             self._beat(FAILED, failure)
 
     @contextlib.contextmanager
-    def steps(self, call: str, *, is_shared: bool) -> Generator[None]:  # noqa: D102
-        self.clear_failure()
-        outer_call = self._call, self._begun
-        self._call, self._begun = call if is_shared else None, collections.Counter[str]()
-        with self._limited(self.hang_timeout_s, _STEP):
-            try:
-                yield
-                if is_shared:
-                    self.note_act(f"the end of {call}")
-            except BaseException as error:
-                self.fail(error)
-                raise
-            finally:
-                self._call, self._begun = outer_call
-
-    @contextlib.contextmanager
-    def waiting(self) -> Generator[None]:  # noqa: D102
-        if threading.current_thread() is not threading.main_thread():  # as those that save
-            yield
-            return
-        with self._limited(self.hang_timeout_s or LONGEST_WAIT_S, _STEP):
-            yield
-
-    @contextlib.contextmanager
     def connecting(self, devices: frozenset[Any]) -> Generator[bool]:  # noqa: D102
         if devices in self._connected:
             yield False
@@ -240,67 +318,10 @@ class JobMonitor(Monitor):
             yield True
         self._connected.add(devices)
 
-    @contextlib.contextmanager
-    def _limited(self, limit_s: float | None, awaited: str) -> Generator[None]:
-        outer_step, self._last_step = self._last_step, time.monotonic()  # first: the thread may look in between
-        outer, self._limit_s, self._awaited = (self._limit_s, self._awaited), limit_s, awaited
-        try:
-            yield
-        finally:
-            self._last_step = None if outer_step is None else time.monotonic()
-            self._limit_s, self._awaited = outer
-
     def clear_failure(self) -> None:  # noqa: D102
         if self._mine.state == FAILED:
             self.note(failure=None)
             self._beat(RUNNING)
-
-    def note_step(self) -> None:  # noqa: D102
-        self._last_step = time.monotonic()
-        self._steps += 1
-        if self.notes.first_step_at is None:
-            self.note(first_step_at=time.time())
-
-    def note_act(self, act: str) -> None:  # noqa: D102
-        if threading.current_thread() is threading.main_thread():  # in other threads acts have no fixed order
-            self._acts = self._acts.then(act)
-
-    def note_shared_steps(self, kind: str, steps: int) -> None:  # noqa: D102
-        first = self._begun[kind] + 1
-        self._begun[kind] = last = self._begun[kind] + steps
-        numbers = f"step {first}" if first == last else f"steps {first} to {last}"
-        self.note_act(f"{kind} {numbers}" + (f" of {self._call}" if self._call else ""))
-
-    @contextlib.contextmanager
-    def meeting(self, about: str, place: str) -> Generator[None]:  # noqa: D102
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = self._acts
-        self.note_act(about)
-        try:
-            yield
-        except BaseException:
-            self._acts = before
-            raise
-        self._acts = CollectiveLog(place)
-        if self._last_step is not None:  # an exchange is progress
-            self._last_step = time.monotonic()
-        if self._call is None:
-            self._begun.clear()
-
-    def note_begun(self, training_steps: int) -> None:  # noqa: D102
-        self.note(steps=self.notes.steps + training_steps, step_at=time.time())
-
-    def note_save(self, what: str | None, steps: int | None = None) -> None:  # noqa: D102
-        self.note(saved=what, saved_steps=self.notes.steps if steps is None else steps)
-
-    def note(self, **facts: Any) -> None:
-        """Update `notes`, and write them for the launcher, if there is one."""
-        with self._notes_lock:
-            vars(self.notes).update(facts)
-            if self._notes_file is not None:
-                self.notes.write(self._notes_file)
 
     def state_of(self, process: int) -> str | None:  # noqa: D102
         seen = self._seen.get(process)

@@ -1,4 +1,8 @@
-"""The processes of a job, and the index of this process."""
+"""The processes of a job, and the index of this process.
+
+The first collective makes the connections between processes. Gloo waits without a limit for a peer whose connection
+another program has taken, so all processes run one small collective within the join time-out.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,13 @@ import sys
 from collections.abc import Iterable
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from keras_dist._support.types import Device
 from keras_dist._unstable import jax_runtime
+from keras_dist.distribution.jobs import heartbeat
 
 _preemption_points = itertools.count()
 
@@ -97,3 +103,18 @@ def reached_preemption_point() -> bool:
     All must call it equally often. Source: `jax.experimental.multihost_utils.reached_preemption_sync_point`.
     """
     return multihost_utils.reached_preemption_sync_point(next(_preemption_points))
+
+
+def connect(devices: Iterable[Device]) -> None:
+    """Run a small collective over these devices, once. All processes must call it."""
+    ordered = sorted(devices, key=lambda device: device.id)
+    with heartbeat.current().connecting(frozenset(ordered)) as is_first:
+        if not is_first:
+            return
+        heartbeat.current().note_act("the first collective")
+        mesh = jax.sharding.Mesh(np.array(ordered), ("devices",))
+        parts, whole = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("devices",), ()))
+        own = [device for device in ordered if process_of(device) == process_index()]
+        ones = [jax.device_put(np.ones(1, np.float32), device) for device in own]
+        array = jax.make_array_from_single_device_arrays((len(ordered),), parts, ones)
+        jax.block_until_ready(jax.jit(jax.numpy.sum, out_shardings=whole)(array))

@@ -3,10 +3,14 @@
 jaxlib aborts a process whose time-out passes, and all processes when the coordination service ends with the first one.
 So the client's time-outs raise, and the service is a child process of the first that forgives the exit of a client. A
 process first takes an abstract Unix socket of its index: the service would give its place to whoever connects last.
+
+The first process shows its warnings at once, others what it does not warn of within five seconds: only some warnings
+appear in all processes, and whoever warns cannot know.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import errno
@@ -18,8 +22,9 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Generator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import jax
 
@@ -29,14 +34,15 @@ from keras_dist._unstable import jax_runtime
 from keras_dist._unstable.coordination_service import CoordinationService
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-from keras_dist.distribution.jobs import heartbeat, job_warnings, same_rows
-from keras_dist.distribution.jobs.communication import CommunicationOptions, apply_communication_options
+from keras_dist.distribution.jobs import heartbeat, same_rows
 from keras_dist.distribution.jobs.job_arguments import (
     ADDRESSES_VARIABLE,
     HANG_TIMEOUT_VARIABLE,
     INITIALIZATION_TIMEOUT_VARIABLE,
     NUM_PROCESSES_VARIABLE,
+    CommunicationOptions,
     JobArguments,
+    apply_communication_options,
     integer_variable,
 )
 from keras_dist.errors import ClusterError, KerasDistError, shorten
@@ -47,6 +53,8 @@ _REPORT_EVERY_S = 15.0
 _LONGEST_S = 1e6
 _LINGER_S = 5.0  # beyond the time-out of heartbeats; by then all processes know of a failure
 _JOINED = "keras_dist/joined"
+_WARNED = "keras_dist/warned/"
+_WARNING_WAIT_S = 5.0
 _EVERYWHERE = ("0.0.0.0", "::")
 _NO_TEXT = "bad_cast"  # jaxlib's text of a time-out
 _LIMIT_CHARACTERS = 4096  # of the message of a process that joins
@@ -159,7 +167,7 @@ def initialize(
         seed = _agree(jax_runtime.job_client(), process, processes, end, check_data)
     same_rows.choose_check(check_data)
     random.set_random_seed(seed)
-    job_warnings.show_once(jax_runtime.job_client(), process)
+    _show_warnings_once(jax_runtime.job_client(), process)
 
 
 def has_job_to_join(*, detect: bool) -> bool:
@@ -373,3 +381,37 @@ def _cannot_listen(address: str, reason: Exception) -> ClusterError:
     given = f"{address!r}: {reason}"
     fix = f"name an address of this machine and a free port; if others use another address, set {_BIND_VARIABLE}"
     return ClusterError("initialize: the coordinator cannot listen on its address", given=given, fix=fix)
+
+
+def _show_warnings_once(client: Any, process: int) -> None:
+    """Show warnings of the first process at once, and others if it gives none of the same text in 5 seconds."""
+    show, here = warnings.showwarning, os.getpid()
+    waiting = concurrent.futures.ThreadPoolExecutor(1, "keras_dist warns")  # in order; Python waits for it at exit
+
+    def show_in_job(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        digest = hashlib.sha256(f"{category.__module__}.{category.__qualname__}: {message}".encode()).hexdigest()
+        key, end = f"{_WARNED}{digest}", time.monotonic() + _WARNING_WAIT_S
+
+        def show_unless_shown() -> None:
+            try:
+                client.blocking_key_value_get(key, max(round(1000 * (end - time.monotonic())), 1))
+            except RuntimeError:
+                show(message, category, filename, lineno, file, line)
+
+        if process and os.getpid() == here:
+            with contextlib.suppress(RuntimeError):  # Python exits
+                waiting.submit(show_unless_shown)
+                return
+        show(message, category, filename, lineno, file, line)
+        if os.getpid() == here:  # forked processes have no client
+            with contextlib.suppress(RuntimeError):  # the job has ended
+                client.key_value_set(key, "", allow_overwrite=True)
+
+    warnings.showwarning = show_in_job

@@ -99,7 +99,6 @@ class Rendezvous:
             self._service().key_value_set(f"{self._given_up}{self.process}", given, allow_overwrite=True)
 
     def _checked(self, value: Any, of: type | tuple[type, ...], process: int) -> Any:
-
         if isinstance(value, of):
             return value
         raise self._forged(process, f"{shorten(value)}, {self._about}")
@@ -172,7 +171,6 @@ class Rendezvous:
 
 
 def _packed(about: str, value: Any, error: Exception | None) -> bytes:
-
     try:
         content = json.dumps([about, value, None if error is None else _described(error)]).encode()
         if len(content) < _LIMIT_BYTES:
