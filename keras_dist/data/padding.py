@@ -13,7 +13,7 @@ from keras_dist._support.types import PyTree
 from keras_dist.data.batch import unpack
 from keras_dist.data.conversion import as_arrays, common_length, dense, named_leaves
 from keras_dist.errors import DataError, shorten
-from keras_dist.losses.reduction import REDUCTIONS
+from keras_dist.losses.loss import REDUCTIONS
 
 
 def pad_batch(

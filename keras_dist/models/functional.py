@@ -25,7 +25,7 @@ from keras_dist.symbolic.tensors import KerasTensor, Node, Operation, runs_on_ho
 from keras_dist.training.naming import free_name, name_members
 
 if TYPE_CHECKING:
-    from keras_dist.models.graph_methods import GraphMethods
+    from keras_dist.models.content_methods import ContentMethods
 
 Place = tuple[str, int, int]  # origin of a tensor: name of a step, index of its call, index of an output of the call
 
@@ -242,7 +242,7 @@ def replaced(tree: PyTree, values: Mapping[int, Any]) -> PyTree:
     return jax.tree.map(lambda leaf: values.get(id(leaf), leaf) if isinstance(leaf, KerasTensor) else leaf, tree)
 
 
-def connect(model: GraphMethods, inputs: PyTree, outputs: PyTree) -> None:
+def connect(model: ContentMethods, inputs: PyTree, outputs: PyTree) -> None:
     """Set the graph and the layers of a functional model."""
     nodes = nodes_between(inputs, outputs)
     layers = list({id(node.operation): node.operation for node in nodes if isinstance(node.operation, Layer)}.values())

@@ -36,7 +36,7 @@ from keras_dist.layers.deferred_weights import build_as_called, check_same, copy
 from keras_dist.layers.names import keras_paths
 from keras_dist.layers.weights import store_paths, walk
 from keras_dist.models.adoption import settle
-from keras_dist.models.build_configs import tensors_by_name
+from keras_dist.models.describing import tensors_by_name
 from keras_dist.models.model_distribution import (
     distribution_now,
     distribution_of_layers,
@@ -48,13 +48,11 @@ from keras_dist.models.model_distribution import (
 from keras_dist.models.runtime import ModelRuntime
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
-from keras_dist.training.array_positions import positions_of
 from keras_dist.training.built_model import BuiltModel, describe
-from keras_dist.training.graph import ModuleGraph, trace_factory
-from keras_dist.training.naming import layers_below, named_layers, with_keras_paths
+from keras_dist.training.graph import ModuleGraph, positions_of, trace_factory
+from keras_dist.training.naming import TrainableFlags, layers_below, named_layers, with_keras_paths
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
-from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables import call_context
 
 if TYPE_CHECKING:

@@ -22,10 +22,9 @@ from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.stacked_layers import is_block
 from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.models.distribution_methods import DistributionMethods
+from keras_dist.models.content_methods import ContentMethods
 from keras_dist.models.functional import connect
-from keras_dist.models.keras_models import adopt
-from keras_dist.models.modules import ModuleSource, module_is_apart
+from keras_dist.models.modules import ModuleSource, adopt, module_is_apart
 from keras_dist.models.summary import summary_table
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
 from keras_dist.training.graph import Trainable
@@ -57,7 +56,7 @@ def _then_create_weights(init: Callable[..., None]) -> Callable[..., None]:
     return outermost
 
 
-class Model(DistributionMethods):
+class Model(ContentMethods):
     """Layers that are trained together on the mesh of a distribution.
 
     The distribution is the current one when the model is made, or else when its weights are created. Without any, a

@@ -11,8 +11,7 @@ from keras_dist.callbacks import History
 from keras_dist.data.conversion import Arrays
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.layers.runtime import LayerRuntime
-from keras_dist.models.keras_models import KerasModel
-from keras_dist.models.modules import ModuleSource
+from keras_dist.models.modules import KerasModel, ModuleSource
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.compile_config import CompileConfig

@@ -12,10 +12,8 @@ from keras_dist._support.arguments import check_flag, names_unknown_keywords
 from keras_dist._support.types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.errors import ModelError
-from keras_dist.models.build_configs import build_as, written_build
 from keras_dist.models.config import check_described, graph_config, is_of_graph, with_graph, written_argument
-from keras_dist.models.copying import copied, reduced
-from keras_dist.models.describing import described, documents_of
+from keras_dist.models.describing import build_as, copied, described, documents_of, reduced, written_build
 from keras_dist.models.exporting import FORMAT, export
 from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.trainer import Trainer

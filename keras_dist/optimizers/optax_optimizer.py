@@ -1,4 +1,4 @@
-"""`OptaxOptimizer`: an optax transformation as the optimizer of a model."""
+"""`OptaxOptimizer`: an optax transformation as the optimizer of a model; accumulation of gradients over batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import optax
 from keras_dist._support.arguments import check_int, check_optional
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ConfigError, ModelError, with_type
-from keras_dist.optimizers.accumulation import add_batch, mean_gradient, squared_norm_of
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.optimizer_variables import has_rate
 
@@ -167,3 +166,20 @@ def _has_hyperparams(node: Any) -> bool:
     """Whether `node` is a state of `optax.inject_hyperparams` with a learning rate."""
     hyperparams = getattr(node, "hyperparams", None)
     return isinstance(hyperparams, Mapping) and "learning_rate" in hyperparams
+
+
+def add_batch(grads: PyTree, weight: ArrayLike, sums: PyTree, weights: ArrayLike) -> tuple[PyTree, jax.Array]:
+    """Add a batch to the sums of weighted gradients and of weights."""
+    return jax.tree.map(lambda total, g: total + (g * weight).astype(g.dtype), sums, grads), jnp.add(weights, weight)
+
+
+def mean_gradient(sums: PyTree, weights: jax.Array) -> PyTree:
+    """Return the weighted mean of gradients, or zeros for a weight of 0."""
+    whole = jnp.where(weights == 0, 1, weights)
+    return jax.tree.map(lambda total: (total / whole).astype(total.dtype), sums)
+
+
+def squared_norm_of(grads: PyTree) -> Any:
+    """Return the squared global norm of gradients, a float32 scalar."""
+    squares = [jnp.sum(jnp.square(jnp.abs(g).astype(jnp.float32))) for g in jax.tree.leaves(grads)]
+    return sum(squares, jnp.zeros((), jnp.float32))

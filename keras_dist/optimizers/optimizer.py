@@ -7,6 +7,7 @@ uneven; `optax.MultiSteps` has no weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -15,13 +16,15 @@ import numpy as np
 import optax
 from flax import traverse_util
 
+from keras_dist._support import tree_paths
 from keras_dist._support.arguments import check_int, check_is_mesh, check_number, check_optional
+from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
-from keras_dist.optimizers.accumulation import add_batch, mean_gradient, squared_norm_of
-from keras_dist.optimizers.arguments import check_clips, check_known
+from keras_dist.optimizers.arguments import check_clips, check_known, check_patterns
+from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.learning_rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
-from keras_dist.optimizers.weight_decay import WeightDecay, path_of
+from keras_dist.optimizers.optax_optimizer import add_batch, mean_gradient, squared_norm_of
 from keras_dist.saving.configurable import Configurable
 
 
@@ -35,7 +38,7 @@ class OptimizerState(NamedTuple):
     batch_weight: jax.Array | tuple[()]  # float32: sum of the weights of these batches, or empty
 
 
-class Optimizer(WeightDecay, Configurable):
+class Optimizer(CustomLoops, Configurable):
     """Base of all optimizers: an optax transformation with the arguments and the order of operations of Keras.
 
     A step unscales gradients, accumulates them, clips them, decays the weights, applies `transformation`, and averages
@@ -103,6 +106,9 @@ class Optimizer(WeightDecay, Configurable):
     needs_params: ClassVar[bool] = False
     takes_rows: ClassVar[bool] = False
     name: str
+    _excluded: tuple[Any, ...] = ()
+    _excluded_names: tuple[str, ...] = ()
+    _excluded_paths: frozenset[str] | None = None
 
     def __init__(
         self,
@@ -238,6 +244,44 @@ class Optimizer(WeightDecay, Configurable):
         """Whether `update` unscales gradients, which must be gradients of `scale_loss(loss)`."""
         return self.loss_scale_factor is not None
 
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
+        """Exclude weights from weight decay, before the optimizer is used.
+
+        Args:
+            var_list: variables, or whole paths.
+            var_names: regular expressions; a variable is excluded if one is found in its name, or for a pytree of
+                arrays in its path.
+
+        Raises:
+            ModelError: the optimizer is already in use, or an entry is invalid.
+        """
+        if self._is_used or self.built:
+            summary = f"exclude_from_weight_decay comes too late: the optimizer {self.name!r} is in use"
+            raise ModelError(summary, given="a call after compile() or init()", fix="call it before compile()")
+        excluded = tuple(var_list or ())
+        if isinstance(var_list, str) or not all(isinstance(path_of(one), str) for one in excluded):
+            summary = "exclude_from_weight_decay: `var_list` must be a list of variables or their paths"
+            fix = "for example var_list=[model.layers[0].bias]"
+            raise ModelError(summary, given=f"var_list={shorten(var_list)}", fix=fix)
+        self._excluded = excluded
+        self._excluded_names = check_patterns("exclude_from_weight_decay", "var_names", var_names)
+
+    def know_variables(self, variables: Mapping[str, Any]) -> None:
+        """Set the variables to update, by the paths that `update` will see."""
+        excluded = {
+            path
+            for path, variable in variables.items()
+            if any(_means(one, variable) for one in self._excluded)
+            or any(pattern(name).search(getattr(variable, "name", path)) for name in self._excluded_names)
+        }
+        self._excluded_paths = frozenset(excluded)
+
+    def decay_of(self, path: str, param: jax.Array | None) -> float | None:
+        """Return the weight decay of the weight at `path`, or None."""
+        return None if self._is_excluded(path) else self.weight_decay
+
     def _config_arguments(self) -> dict[str, Any]:
         """Return the arguments, with the current learning rate unless it follows a schedule."""
         given = self._arguments
@@ -273,6 +317,21 @@ class Optimizer(WeightDecay, Configurable):
         if params is not None:
             steps = jax.tree.map(lambda s, d, p: s if d is p else s + (d - p), steps, decayed, params)
         return jax.tree.map(lambda s, g: s.astype(g.dtype), steps, grads), slots
+
+    def _decay(self, params: PyTree, rate: Any) -> Any:
+        """Return the decayed weights; weights without decay are the same objects."""
+
+        def decayed(key_path: Any, param: Any) -> Any:
+            decay = self.decay_of(tree_paths.join(tree_paths.parts_of(key_path)), param)
+            return param if decay is None else param - (param * decay * rate).astype(param.dtype)
+
+        return jax.tree_util.tree_map_with_path(decayed, params)
+
+    def _is_excluded(self, path: str) -> bool:
+        if self._excluded_paths is not None:
+            return path in self._excluded_paths
+        is_listed = any(path_of(one) == path for one in self._excluded)
+        return is_listed or any(pattern(name).search(path) for name in self._excluded_names)
 
     def _unscaled(self, grads: PyTree) -> PyTree:
         factor = self.loss_scale_factor
@@ -328,3 +387,15 @@ def _shortened(grads: PyTree, longest: Any) -> Any:
     """Scale `grads` down to a norm of at most `longest`."""
     norm = optax.tree.norm(grads)
     return jax.tree.map(lambda g: (g * (longest / jnp.maximum(norm, longest))).astype(g.dtype), grads)
+
+
+def path_of(variable: object) -> Any:
+    """Return the path of a variable; return a path unchanged."""
+    return getattr(variable, "path", variable)
+
+
+def _means(entry: Any, variable: Any) -> bool:
+    """Whether an entry of `var_list` is this variable or its path."""
+    if isinstance(entry, str):
+        return entry == path_of(variable)
+    return entry is variable

@@ -1,4 +1,4 @@
-"""Gradient descent, with or without momentum."""
+"""Gradient descent, with or without momentum, and by signs of the momentum (Lion)."""
 
 from __future__ import annotations
 
@@ -39,3 +39,24 @@ class SGD(Optimizer):
         if not self.momentum:
             return scale_by_rate()
         return optax.chain(scale_by_rate(), optax.trace(self.momentum, self.nesterov))
+
+
+class Lion(Optimizer):
+    """`w -= learning_rate * sign(beta_1 * m + (1 - beta_1) * gradient)` with a moving average `m`.
+
+    Args:
+        learning_rate, **common: as in `Optimizer`; a good rate is a third to a tenth of Adam's.
+        beta_1: weight of `m`, the moving average of gradients.
+        beta_2: decay of `m`.
+    """
+
+    def __init__(
+        self, learning_rate: Rate = 0.001, beta_1: float = 0.9, beta_2: float = 0.99, **common: Unpack[CommonArguments]
+    ) -> None:
+        super().__init__(learning_rate, **common)
+        self.beta_1 = check_number("beta_1", beta_1, above=0, high=1)
+        self.beta_2 = check_number("beta_2", beta_2, 0, 1)
+
+    def transformation(self) -> optax.GradientTransformation:
+        """Return the rule of the class as an optax transformation."""
+        return optax.chain(optax.scale_by_lion(self.beta_1, self.beta_2), scale_by_rate())

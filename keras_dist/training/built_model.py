@@ -21,18 +21,16 @@ from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.layers.weights import walk_owned
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.optimizers.optimizer_variables import ModelState, variables_in
-from keras_dist.training.array_positions import positions_of
 from keras_dist.training.built_module import BuiltModule
 from keras_dist.training.compile_config import CompileConfig
-from keras_dist.training.graph import ModuleGraph
-from keras_dist.training.naming import path_of_keras
+from keras_dist.training.graph import ModuleGraph, positions_of
+from keras_dist.training.naming import TrainableFlags, path_of_keras
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.rowwise import resolve_tables
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.step_runner import StepRunner
-from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables.variable import Variable
 
 

@@ -26,10 +26,9 @@ from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, with_type
 from keras_dist.layers import Layer
 from keras_dist.training.compile_metrics import note_masks
-from keras_dist.training.naming import by_prefix, layers_below
+from keras_dist.training.naming import TrainableFlags, by_prefix, layers_below
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Draw, Forward
-from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables import call_context
 from keras_dist.variables.variable import checked_value
 

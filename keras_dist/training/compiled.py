@@ -35,13 +35,12 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import kernels_noted, traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS, PLANNED_BY_RULE
 from keras_dist.errors import LayoutWarning, RecompileWarning
-from keras_dist.training.accumulators import Accumulator, RateAccumulator, check_names
+from keras_dist.training.accumulators import Accumulator, PerBatch, RateAccumulator, check_names, is_per_batch
 from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.executions import Execution, SingleStep
-from keras_dist.training.logs import PerBatch, is_per_batch
+from keras_dist.training.optimization import TrainState
 from keras_dist.training.step import Draw, Logs, PureStep
 from keras_dist.training.step_protocol import ProtocolStep
-from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import real_rows
 
 LoggingStep = PureStep | ProtocolStep  # a train or test step that accumulates its logs

@@ -1,4 +1,4 @@
-"""The optimizers of a model by name, each with its variables."""
+"""The training state, and the optimizers of a model by name, each with its variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,29 @@ from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, nearest, unknown_name_error
 from keras_dist.optimizers.host_slots import on_device, update_in_turn
 from keras_dist.training.graph import compile_rule
-from keras_dist.training.train_state import TrainState
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The state that a training carries from step to step: pytrees of arrays, laid out as planned.
+
+    Attributes:
+        trainable: trained variables, as nested dicts of attribute names.
+        rest: all other variables: frozen parameters, statistics, RNG streams, buffers.
+        slots: state of each optimizer by name.
+        step: number of steps taken, a scalar.
+    """
+
+    trainable: Any
+    rest: Any
+    slots: dict[str, Any]
+    step: Any
+
+    def replace(self, **changes: Any) -> TrainState:
+        """Return a copy with other values of some attributes."""
+        return dataclasses.replace(self, **changes)
+
 
 DEFAULT = "optimizer"  # the name of the only optimizer of an ordinary model
 

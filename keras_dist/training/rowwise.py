@@ -28,8 +28,7 @@ from keras_dist.layers import Embedding
 from keras_dist.layers.core.row_table import Axes, Lookups, RowTable, TableLayout, gathered
 from keras_dist.layers.weights import walk_owned
 from keras_dist.training.graph import ModuleGraph, compile_rule
-from keras_dist.training.optimization import Optimizer
-from keras_dist.training.train_state import TrainState
+from keras_dist.training.optimization import Optimizer, TrainState
 
 if TYPE_CHECKING:
     from keras_dist.training.step import Forward

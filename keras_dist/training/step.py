@@ -28,7 +28,7 @@ from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Layer
 from keras_dist.layers.core.row_table import Lookups
 from keras_dist.layers.module_precision import cast_floats, compute_under
-from keras_dist.losses.reduction import split_reported
+from keras_dist.losses.loss import split_reported
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.training import rowwise
 from keras_dist.training.accumulators import (
@@ -41,17 +41,21 @@ from keras_dist.training.accumulators import (
     add,
     flat_logs,
 )
-from keras_dist.training.activations import constrain_inputs, constrain_outputs, weight_scope
+from keras_dist.training.activations import Remat, constrain_inputs, constrain_outputs, weight_scope
 from keras_dist.training.adapters import adapted
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.gathers import with_gathers
 from keras_dist.training.graph import ModuleGraph
-from keras_dist.training.logged_values import reported
-from keras_dist.training.objective import Objective, check_free
-from keras_dist.training.optimization import Optimizer, apply_gradients, check_loss_scales, scale_loss, scaling_checked
-from keras_dist.training.rematerialisation import Remat
+from keras_dist.training.objective import Objective, check_free, reported
+from keras_dist.training.optimization import (
+    Optimizer,
+    TrainState,
+    apply_gradients,
+    check_loss_scales,
+    scale_loss,
+    scaling_checked,
+)
 from keras_dist.training.rowwise import SeenRows, Tables
-from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import check_have_rows, over_padded_rows, rows_multiple
 from keras_dist.variables import call_context
 

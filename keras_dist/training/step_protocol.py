@@ -19,14 +19,13 @@ from keras_dist._support.stateless_scope import StatelessScope
 from keras_dist._support.types import PyTree
 from keras_dist.data.batch import pack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
-from keras_dist.metrics.metric_state import MetricState
+from keras_dist.metrics.metric import MetricState
 from keras_dist.training.accumulators import LastAccumulator, flat_logs
 from keras_dist.training.compile_metrics import ModelMetrics, noting_masks
 from keras_dist.training.loop import Mode
-from keras_dist.training.optimization import Optimizer, scaling_checked
+from keras_dist.training.optimization import Optimizer, TrainState, scaling_checked
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Batch, Draw, check_state
-from keras_dist.training.train_state import TrainState
 
 VARIABLES = ""  # key of the variables of metrics in the logs: no value is logged under an empty name
 

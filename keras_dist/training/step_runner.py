@@ -18,12 +18,12 @@ from keras_dist.data.batching import Validation
 from keras_dist.distribution.jobs import heartbeat
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement, facts_of_form, is_shared
 from keras_dist.training import step as steps
+from keras_dist.training.accumulators import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
 from keras_dist.training.batch_placement import BatchPlacement, Examples
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.compiled import CompiledSteps, Expected, LoggedStep, zero_logs
 from keras_dist.training.executions import Execution, SingleStep
 from keras_dist.training.interrupt import interrupt_between_steps, shield
-from keras_dist.training.logs import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
 from keras_dist.training.loop import Hooks, Mode, run_steps
 from keras_dist.training.optimization import finalize
 from keras_dist.training.progress import Progress, TrainingRun, nothing_to_continue
