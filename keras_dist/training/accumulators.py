@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,110 +70,75 @@ class Observation(NamedTuple):
         return mask * spread(self.sample_weight, mask)
 
 
-@dataclasses.dataclass(frozen=True)
-class _ScalarAccumulator:
-    name: str
-    is_reset_by_users: ClassVar[bool] = False
+@dataclasses.dataclass(frozen=True, eq=False)
+class Accumulator:
+    """A logged value; `add` updates its state."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
-
-
-class MeanAccumulator(_ScalarAccumulator):
-    """The mean of a scalar over all rows, or with the weights of `OpenMean`s."""
-
-    def start(self) -> OpenMean:
-        """Return the initial state."""
-        return OpenMean(np.float32(0), np.float32(0))
-
-    def read(self, state: OpenMean) -> dict[str, Any]:
-        """Return the mean; without weights 0 for losses, as in Keras, and NaN for other values."""
-        if not state.weight and self.name.endswith("loss"):
-            return {self.name: 0.0}
-        with np.errstate(invalid="ignore"):
-            return {self.name: float(np.divide(state.total, state.weight))}
-
-
-@dataclasses.dataclass(frozen=True)
-class LastAccumulator(_ScalarAccumulator):
-    """The value of the last step."""
-
-    like: jax.ShapeDtypeStruct
-
-    def start(self) -> np.ndarray:
-        """Return the initial state."""
-        return np.zeros(self.like.shape, self.like.dtype)
-
-    def read(self, state: Any) -> dict[str, Any]:
-        """Return the value; numbers as floats."""
-        return {self.name: float(state) if np.ndim(state) == 0 else np.asarray(state)}
-
-
-class RateAccumulator(_ScalarAccumulator):
-    """The sum of a count over the epoch; `LazyLogs` divides it by the duration."""
-
-    def start(self) -> np.float32:
-        """Return the initial state."""
-        return np.float32(0)
-
-    def read(self, state: Any) -> dict[str, Any]:
-        """Return the sum."""
-        return {self.name: float(state)}
-
-
-@dataclasses.dataclass(frozen=True)
-class MetricAccumulator:
-    """A metric, whose state is its variables; `result` is its `stateless_result`, compiled if possible."""
-
-    name: str
-    metric: Metric
-    names: tuple[str, ...]
-    result: Callable[[tuple[jax.Array, ...]], PyTree]
-
-    @property
-    def is_reset_by_users(self) -> bool:
-        """Whether the class of the metric defines its `reset_state`."""
-        return type(self.metric).reset_state is not Metric.reset_state
-
-    def start(self) -> tuple[np.ndarray, ...]:
-        """Return the variables after a reset."""
-        return tuple(np.asarray(value) for value in self.metric.stateless_reset_state())
-
-    def read(self, state: tuple[jax.Array, ...]) -> dict[str, Any]:
-        """Return the result by name: numbers as floats, others as arrays. It is computed outside of the mesh."""
-        values = _checked(self.name, self.result(state))
-        return {name: float(value) if np.ndim(value) == 0 else np.asarray(value) for name, value in values.items()}
-
-
-Accumulator = MeanAccumulator | MetricAccumulator | LastAccumulator | RateAccumulator
-"""Names, initial state and result of a logged value; `add` updates its state."""
+    names: tuple[str, ...]  # in the logs
+    start: Callable[[], PyTree]  # returns the initial state
+    read: Callable[[Any], dict[str, Any]]  # returns the values of a state on the host, by name: numbers as floats
+    metric: Metric | None = None  # whose variables are the state
+    is_mean: bool = False
+    is_rate: bool = False  # a sum, which `LazyLogs` divides by the duration
+    is_reset_by_users: bool = False  # a class of the user defines how the state is reset
 
 
 def accumulator_of(name: str, found: Any) -> Accumulator:
     """Return the accumulator of a value that a step logs under this name (traced)."""
+    if isinstance(found, Observation):
+        return _of_metric(name, found)
     if isinstance(found, Latest):
-        return LastAccumulator(name, jax.ShapeDtypeStruct((), np.float32))
+        return of_last_value(name, jax.ShapeDtypeStruct((), np.float32))
     if isinstance(found, Count):
-        return RateAccumulator(name)
-    if not isinstance(found, Observation):
-        return MeanAccumulator(name)
-    variables = found.added_to(tuple(found.metric.stateless_reset_state()))
-    with no_plain_state(found.metric):
+        return Accumulator((name,), lambda: np.float32(0), lambda state: {name: float(state)}, is_rate=True)
+
+    def mean(state: OpenMean) -> dict[str, Any]:
+        if not state.weight and name.endswith("loss"):
+            return {name: 0.0}  # as in Keras
+        with np.errstate(invalid="ignore"):
+            return {name: float(np.divide(state.total, state.weight))}
+
+    return Accumulator((name,), lambda: OpenMean(np.float32(0), np.float32(0)), mean, is_mean=True)
+
+
+def of_last_value(name: str, like: jax.ShapeDtypeStruct) -> Accumulator:
+    """Return the accumulator of a value that is logged as in the last step."""
+    return Accumulator((name,), lambda: np.zeros(like.shape, like.dtype), lambda state: {name: _on_host(state)})
+
+
+def _of_metric(name: str, found: Observation) -> Accumulator:
+    """Return the accumulator of a metric; its result is computed outside of the mesh, and compiled if possible."""
+    metric, names = found.metric, (name,)
+    variables = found.added_to(tuple(metric.stateless_reset_state()))
+    with no_plain_state(metric):
         found.added_to(variables)
-    compute = found.metric.stateless_result
+    compute: Callable[..., PyTree] = metric.stateless_result
     try:
         result = compute(variables)
     except jax.errors.JAXTypeError:  # it needs values, and these are traced
-        return MetricAccumulator(name, found.metric, (name,), compute)
-    return MetricAccumulator(name, found.metric, tuple(_checked(name, result)), jax.jit(compute))
+        pass
+    else:
+        names, compute = tuple(_checked(name, result)), jax.jit(compute)
+
+    def start() -> tuple[np.ndarray, ...]:
+        return tuple(np.asarray(value) for value in metric.stateless_reset_state())
+
+    def read(state: tuple[jax.Array, ...]) -> dict[str, Any]:
+        return {key: _on_host(value) for key, value in _checked(name, compute(state)).items()}
+
+    has_own_reset = type(metric).reset_state is not Metric.reset_state
+    return Accumulator(names, start, read, metric, is_reset_by_users=has_own_reset)
+
+
+def _on_host(value: Any) -> Any:
+    return float(value) if np.ndim(value) == 0 else np.asarray(value)
 
 
 def check_names(accumulators: Mapping[str, Accumulator]) -> None:
     """Check that the names of the values of a metric differ from all other logged names."""
     for name, accumulator in accumulators.items():
         repeated = set(accumulator.names) & (accumulators.keys() - {name})
-        if repeated and isinstance(accumulator, MetricAccumulator):
+        if repeated and accumulator.metric is not None:
             given = f"the metric {name!r}, whose result has {', '.join(map(repr, accumulator.names))}"
             fix = "rename it in the result of the metric, or in the dict that the loss returns"
             raise ModelError(f"two values would be logged as {min(repeated)!r}", given=given, fix=fix)
@@ -272,7 +237,7 @@ class LazyLogs(MutableMapping[str, Any]):
             self._fetched = {}
             for name, accumulator in self._accumulators.items():
                 read = accumulator.read(host[name])
-                if isinstance(accumulator, RateAccumulator):
+                if accumulator.is_rate:
                     read = {name: count / self._seconds() for name, count in read.items()}
                 self._fetched |= read
             self._fetched |= self._known

@@ -35,7 +35,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import kernels_noted, traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS, PLANNED_BY_RULE
 from keras_dist.errors import LayoutWarning, RecompileWarning
-from keras_dist.training.accumulators import Accumulator, PerBatch, RateAccumulator, check_names, is_per_batch
+from keras_dist.training.accumulators import Accumulator, PerBatch, check_names, is_per_batch
 from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.executions import Execution, SingleStep
 from keras_dist.training.optimization import TrainState
@@ -72,7 +72,7 @@ class LoggedStep:
 
     def resumed(self, states: Logs) -> Logs:
         """Return the states of a resumed process; rates restart, since the earlier duration is unknown."""
-        rates = [name for name in states if isinstance(self.accumulators[name], RateAccumulator)]
+        rates = [name for name in states if self.accumulators[name].is_rate]
         return {**states, **{name: self.zeros[name] for name in rates}}
 
     def reset(self, mesh: DeviceMesh) -> Logs:

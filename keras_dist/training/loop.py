@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 import jax
 
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.jobs import heartbeat
-from keras_dist.distribution.jobs.consistency import Fingerprint
 from keras_dist.training.executions import Execution
-from keras_dist.training.throughput import StepTimer, Timing
+from keras_dist.training.throughput import StepTimer
 
 Mode = Literal["train", "test", "predict"]
 
@@ -25,54 +24,7 @@ MAX_IN_FLIGHT = 2
 """Executions in flight: more would deadlock fake CPU devices and would not be faster; see `backend_environment`."""
 
 
-class Hooks(Protocol):
-    """The interface of callbacks for training."""
-
-    def begin(self, mode: Mode) -> None:
-        """Call before the first batch, or the first epoch."""
-
-    def end(self, mode: Mode, logs: Mapping[str, float] | None = None) -> None:
-        """Call after the last batch, or the last epoch."""
-
-    def batch_begin(self, mode: Mode, batch: int) -> None:
-        """Call before the dispatch of a group of steps, with its first batch."""
-
-    def batch_end(self, mode: Mode, batch: int, full: int, make_logs: Callable[[], Mapping[str, Any]]) -> None:
-        """Call after the dispatch of a group, with its last batch and the last batch of a full group."""
-
-    def sees_every_batch(self, mode: Mode) -> bool:
-        """Whether a callback looks at single batches, so that executions take one step."""
-        ...
-
-    def on_epoch_begin(self, epoch: int) -> None:
-        """Call before an epoch of training."""
-
-    def note_timing(self, timing: Timing) -> None:
-        """Store the timing of the training so far, before the end of an epoch."""
-
-    def on_epoch_end(self, epoch: int, logs: MutableMapping[str, Any] | None) -> None:
-        """Call after an epoch of training and its validation."""
-
-    @property
-    def handles_interrupts(self) -> bool:
-        """Whether a callback acts before a signal ends the training."""
-        ...
-
-    def on_train_interrupt(self, signum: int) -> None:
-        """Call between two steps when a signal is about to end the training."""
-
-    def on_train_exit(self, error: BaseException | None) -> None:
-        """Call when a training ends for any reason."""
-
-    def facts(self) -> Fingerprint:
-        """Return values that must be equal in all processes of a job."""
-        ...
-
-    def get_state(self) -> PyTree:
-        """Return the state from which another process can resume."""
-
-    def set_state(self, state: PyTree) -> None:
-        """Resume from the state of another process."""
+Hooks = Any  # a `CallbackList`, which is on a higher floor
 
 
 def run_steps(
