@@ -10,8 +10,8 @@ from keras_dist.callbacks.backup_and_restore import BackupAndRestore as BackupAn
 from keras_dist.callbacks.callback import Callback as Callback
 from keras_dist.callbacks.callback import LambdaCallback as LambdaCallback
 from keras_dist.callbacks.callback_list import CallbackList as CallbackList
-from keras_dist.callbacks.csv_logger import CSVLogger as CSVLogger
 from keras_dist.callbacks.early_stopping import EarlyStopping as EarlyStopping
+from keras_dist.callbacks.history import CSVLogger as CSVLogger
 from keras_dist.callbacks.history import History as History
 from keras_dist.callbacks.learning_rates import LearningRateScheduler as LearningRateScheduler
 from keras_dist.callbacks.learning_rates import ReduceLROnPlateau as ReduceLROnPlateau

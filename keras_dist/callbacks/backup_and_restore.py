@@ -12,7 +12,7 @@ import signal
 from keras_dist._support.arguments import check_path
 from keras_dist._support.located_warnings import warn
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
-from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
+from keras_dist.callbacks.model_checkpoint import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.checkpoint import CheckpointManager
 from keras_dist.checkpoint.manager import check_number_kept
 from keras_dist.distribution.jobs import heartbeat

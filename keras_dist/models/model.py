@@ -24,7 +24,7 @@ from keras_dist.layers.stacked_layers import is_block
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.content_methods import ContentMethods
 from keras_dist.models.functional import connect
-from keras_dist.models.modules import ModuleSource, adopt, module_is_apart
+from keras_dist.models.runtime import ModuleSource, adopt, module_is_apart
 from keras_dist.models.summary import summary_table
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
 from keras_dist.training.graph import Trainable

@@ -13,9 +13,17 @@ from keras_dist._support.types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.errors import ModelError
 from keras_dist.models.config import check_described, graph_config, is_of_graph, with_graph, written_argument
-from keras_dist.models.describing import build_as, copied, described, documents_of, reduced, written_build
+from keras_dist.models.describing import (
+    build_as,
+    copied,
+    described,
+    documents_of,
+    reduced,
+    set_state_tree_of,
+    state_tree_of,
+    written_build,
+)
 from keras_dist.models.exporting import FORMAT, export
-from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.trainer import Trainer
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
 from keras_dist.saving.regular_files import explaining_missing

@@ -11,8 +11,7 @@ import optax
 from keras_dist._support.arguments import check_int, check_number
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
-from keras_dist.optimizers.arguments import ArgumentsButDecay, CommonArguments
-from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
+from keras_dist.optimizers.arguments import ArgumentsButDecay, CommonArguments, Rate, scale_by_rate
 from keras_dist.optimizers.optimizer import Optimizer
 
 

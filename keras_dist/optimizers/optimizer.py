@@ -21,9 +21,17 @@ from keras_dist._support.arguments import check_int, check_is_mesh, check_number
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
-from keras_dist.optimizers.arguments import check_clips, check_known, check_patterns
+from keras_dist.optimizers.arguments import (
+    LearningRateState,
+    Rate,
+    ScheduledRateState,
+    check_clips,
+    check_known,
+    check_patterns,
+    check_rate,
+    rate_after,
+)
 from keras_dist.optimizers.custom_loops import CustomLoops
-from keras_dist.optimizers.learning_rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
 from keras_dist.optimizers.optax_optimizer import add_batch, mean_gradient, squared_norm_of
 from keras_dist.saving.configurable import Configurable
 

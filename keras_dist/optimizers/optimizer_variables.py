@@ -21,7 +21,7 @@ from keras_dist._support.signatures import takes
 from keras_dist._support.stateless_scope import without_scope
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
-from keras_dist.optimizers.learning_rate import (
+from keras_dist.optimizers.arguments import (
     LearningRate,
     LearningRateState,
     Rate,

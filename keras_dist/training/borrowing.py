@@ -22,7 +22,7 @@ from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.errors import ModelError
 from keras_dist.training.graph import ArrayPosition, ModuleGraph
-from keras_dist.training.interrupt import interrupt_between_steps
+from keras_dist.training.loop import interrupt_between_steps
 from keras_dist.training.optimization import TrainState
 from keras_dist.variables.variable import Variable, checked_value
 

@@ -23,8 +23,7 @@ from keras_dist.training.batch_placement import BatchPlacement, Examples
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.compiled import CompiledSteps, Expected, LoggedStep, zero_logs
 from keras_dist.training.executions import Execution, SingleStep
-from keras_dist.training.interrupt import interrupt_between_steps, shield
-from keras_dist.training.loop import Hooks, Mode, run_steps
+from keras_dist.training.loop import Hooks, Mode, interrupt_between_steps, run_steps, shield
 from keras_dist.training.optimization import finalize
 from keras_dist.training.progress import Progress, TrainingRun, nothing_to_continue
 from keras_dist.training.state_cell import StateCell
