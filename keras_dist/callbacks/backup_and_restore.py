@@ -99,15 +99,12 @@ class BackupAndRestore(Callback):
         self._has_recorded = False
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Return whether batches are counted."""
         return mode == "train" and isinstance(self.save_freq, int)
 
     def get_state(self) -> dict[str, int]:
-        """Return the numbers of batches."""
         return {"batches": self._batches, "saved_at": self._batches, "last_batch": self._last_batch}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Set the numbers of batches."""
         self._batches, self._saved_at, self._last_batch = state["batches"], state["saved_at"], state["last_batch"]
 
     def on_train_begin(self, logs: Logs | None = None) -> None:

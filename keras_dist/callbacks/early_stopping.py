@@ -163,7 +163,6 @@ class EarlyStopping(MonitorCallback):
         self.best_weights: list[np.ndarray] | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Reset the state."""
         super().on_train_begin(logs)
         self.wait = self.stopped_epoch = self.best_epoch = 0
         self.best_weights = None
@@ -190,7 +189,6 @@ class EarlyStopping(MonitorCallback):
             self.model.stop_training = True
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Restore the best weights."""
         if self.stopped_epoch and self.verbose:
             print_message(f"Epoch {self.stopped_epoch + 1}: early stopping")
         if self.best_weights is not None:

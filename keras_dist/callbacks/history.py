@@ -45,7 +45,6 @@ class History(Callback):
         self.epoch = []
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Append the logs of an epoch."""
         self.epoch.append(epoch)
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(value)
@@ -53,7 +52,6 @@ class History(Callback):
         self._count += 1
 
     def get_state(self) -> dict[str, Any]:
-        """Return the values of all epochs."""
         lists = {"history": self.history, "rows_of": self.rows_of}
         copies = {key: {name: list(values) for name, values in each.items()} for key, each in lists.items()}
         return {"epoch": list(self.epoch), "count": self._count, **copies}
@@ -150,7 +148,6 @@ class CSVLogger(Callback):
             self._write("a" if self.append else "w", "")
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Write a row."""
         if not is_chief():
             return
         values = dict(logs or {})

@@ -58,12 +58,10 @@ class LearningRateScheduler(Callback):
         self._epoch = -1
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check that the rates can be set."""
         check_settable(self.model, "LearningRateScheduler")
         self._epoch = -1
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Set the rates."""
         if epoch == self._epoch:
             return
         self._epoch = epoch
@@ -75,7 +73,6 @@ class LearningRateScheduler(Callback):
                 print_message(f"\nEpoch {epoch + 1}: LearningRateScheduler setting {name}learning rate to {rate}.")
 
     def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
-        """Log the rates."""
         log_rates(self.model, logs)
 
     def _rate(self, epoch: int, optimizer: Any) -> float:
@@ -181,7 +178,6 @@ class ReduceLROnPlateau(MonitorCallback):
         self.cooldown_counter = self.wait = 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Reset the state."""
         super().on_train_begin(logs)
         check_settable(self.model, "ReduceLROnPlateau")
         self.cooldown_counter = self.wait = 0

@@ -106,7 +106,6 @@ class ModelCheckpoint(MonitorCallback):
         self._timer: SaveTimer | None = None
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Return whether batches are counted."""
         return mode == "train" and isinstance(self.save_freq, int)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:

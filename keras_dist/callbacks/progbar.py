@@ -269,7 +269,6 @@ class ProgbarLogger(Callback):
         return False
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Store the verbosity and the numbers of steps and epochs."""
         super().set_params(params)
         verbose = params.get("verbose", 1)
         self._verbose = 1 if verbose == "auto" else int(verbose)
@@ -279,12 +278,10 @@ class ProgbarLogger(Callback):
         self._in_training = True
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Close the bar."""
         self._in_training = False
         self._stop()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Begin a bar."""
         if self.params["epochs"] > 1 and self._verbose and is_chief():
             self._console.print(f"Epoch {epoch + 1}/{self.params['epochs']}")
         self._start()
@@ -295,38 +292,30 @@ class ProgbarLogger(Callback):
             self._drawing.before = batch
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Update the bar."""
         self._advance(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """End the bar with the logs of the epoch."""
         self._finish(logs)
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Begin a bar, unless this is a validation."""
         if not self._in_training:
             self._start()
 
     def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Update the bar."""
         if not self._in_training:
             self._advance(batch, logs)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """End the bar."""
         if not self._in_training:
             self._finish(logs)
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
-        """Begin a bar."""
         self._start()
 
     def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Update the bar."""
         self._advance(batch, None)
 
     def on_predict_end(self, logs: Logs | None = None) -> None:
-        """End the bar."""
         self._finish(None)
 
     def _start(self) -> None:

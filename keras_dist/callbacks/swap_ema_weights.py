@@ -28,7 +28,6 @@ class SwapEMAWeights(Callback):
         self._is_swapped = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Restore the weights."""
         if self.swap_on_epoch:
             self._swap(False)
 
@@ -42,24 +41,19 @@ class SwapEMAWeights(Callback):
                 self._is_swapped = False
 
     def on_train_exit(self, error: BaseException | None) -> None:
-        """Restore the weights if training fails."""
         if error is not None:
             self._swap(False)
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Swap in the averaged weights."""
         self._swap(True)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """Restore the weights."""
         self._swap(False)
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
-        """Swap in the averaged weights."""
         self._swap(True)
 
     def on_predict_end(self, logs: Logs | None = None) -> None:
-        """Restore the weights."""
         self._swap(False)
 
     def _swap(self, to_averages: bool) -> None:

@@ -154,11 +154,9 @@ class Tracker(Callback):
         self._epoch, self._steps, self._steps_before_epoch = -1, 0, 0
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Return whether logs are written by batch."""
         return mode == "train" and self.update_freq > 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Reset the counts."""
         self._run_id, self._epoch, self._steps, self._steps_before_epoch = None, -1, 0, 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -172,13 +170,11 @@ class Tracker(Callback):
             self._run_id = self._run.id
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Write the logs if they are due."""
         before, self._steps = self._steps, self._steps_before_epoch + batch + 1
         if self.update_freq and before // self.update_freq < self._steps // self.update_freq and is_chief():
             self._log({f"batch_{name}": value for name, value in (logs or {}).items()})
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Write the logs and learning rates of an epoch."""
         values: dict[str, Any] = {"epoch": epoch + 1, **(logs or {})}
         with contextlib.suppress(ModelError):  # the rate of a plain optax optimizer is not known
             log_rates(self.model, values)
@@ -186,7 +182,6 @@ class Tracker(Callback):
             self._log(values)
 
     def on_train_exit(self, error: BaseException | None) -> None:
-        """End the run."""
         run, self._run = self._run, None
         if run is not None:
             run.finish(failed=error is not None)
@@ -229,11 +224,9 @@ class TrackioRun(TrackerRun):
         self.id = self.library().init(project=experiment.project, name=name, config=config, **options).name
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log values."""
         self.library().log(dict(values), step=step)
 
     def finish(self, failed: bool) -> None:
-        """End the run."""
         self.library().finish()
 
 
@@ -255,7 +248,6 @@ class WandbRun(TrackerRun):
         self._run.log(dict(values), step=step)
 
     def finish(self, failed: bool) -> None:
-        """End the run."""
         self._run.finish(exit_code=int(failed))
 
 
@@ -275,11 +267,9 @@ class MlflowRun(TrackerRun):
             mlflow.log_text(str(experiment.model.layout_plan), "layout.txt")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log values."""
         self.library().log_metrics(dict(values), step=step)
 
     def finish(self, failed: bool) -> None:
-        """End the run."""
         self.library().end_run("FAILED" if failed else "FINISHED")
 
 
@@ -296,13 +286,10 @@ class TensorBoardRun(TrackerRun):
 
     @classmethod
     def library(cls) -> Any:
-        """Import the package that writes the files."""
         return import_extra("tensorboardX", "tensorboard", "Tracker: TensorBoard")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Write values; values of validation, `val_...`, to another folder."""
         self._board.write(values, step)
 
     def finish(self, failed: bool) -> None:
-        """Close the files."""
         self._board.on_train_end()

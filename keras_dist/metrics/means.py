@@ -72,12 +72,10 @@ class RootMeanSquaredError(Mean, direction="down"):
         super().__init__(name, dtype, mesh)
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Add a batch."""
         y_true, y_pred = matched("root_mean_squared_error", y_true, y_pred)
         super().update_state(jnp.square((y_pred - y_true).astype(self.dtype)), sample_weight)
 
     def result(self) -> jax.Array:
-        """Return the root so far."""
         return jnp.sqrt(super().result())
 
 
@@ -216,7 +214,6 @@ class SparseCategoricalCrossentropy(FunctionMetric, function=losses.sparse_categ
         super().__init__(name, dtype, mesh, from_logits=from_logits, ignore_class=ignore_class, axis=axis)
 
     def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: ArrayLike | None = None) -> None:
-        """Add a batch."""
         if self.ignore_class is not None and sample_weight is not None:
             counts = jnp.asarray(y_true) != self.ignore_class
             counts = counts[..., 0] if counts.ndim == jnp.ndim(y_pred) else counts

@@ -250,7 +250,6 @@ class MetricState(Borrower):
         self._is_read = False
 
     def array_of(self, variable: Lendable) -> jax.Array:
-        """Return the state."""
         with jax.ensure_compile_time_eval():
             self._array = jnp.asarray(self._array)  # pyright: ignore[reportUnknownMemberType]
         return self._array
@@ -269,11 +268,9 @@ class MetricState(Borrower):
         return self._array
 
     def take(self, variable: Lendable, array: Any) -> None:
-        """Replace the state by an unshared array."""
         self._array, self._is_read = array, False
 
     def set_to_copy(self, variable: Lendable, value: Any) -> None:
-        """Replace the state by a copy of a value."""
         if is_traced(value):
             raise trace_error(variable.path)  # pyright: ignore[reportArgumentType]
         with jax.ensure_compile_time_eval():

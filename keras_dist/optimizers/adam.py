@@ -58,7 +58,6 @@ class Adam(MomentsOptimizer):
         self.amsgrad = amsgrad
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
         scale = scale_by_amsgrad if self.amsgrad else scale_by_adam
         return optax.chain(scale(self.beta_1, self.beta_2, self.epsilon), scale_by_rate())
 
@@ -118,7 +117,6 @@ class Adamax(MomentsOptimizer):
     """
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
         return optax.chain(_scale_by_adamax(self.beta_1, self.beta_2, self.epsilon), scale_by_rate())
 
 
@@ -140,7 +138,6 @@ class Nadam(MomentsOptimizer):
     """Adam with Nesterov momentum, which grows from `beta_1 / 2` to `beta_1`. Arguments as in `Adam`."""
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
         return optax.chain(_scale_by_nadam(self.beta_1, self.beta_2, self.epsilon), scale_by_rate())
 
 
@@ -186,7 +183,6 @@ class Lamb(MomentsOptimizer):
     needs_params: ClassVar[bool] = True
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
         directions = optax.scale_by_adam(self.beta_1, self.beta_2, self.epsilon)
         return optax.chain(directions, optax.scale_by_trust_ratio(), scale_by_rate())
 
@@ -232,7 +228,6 @@ class ScheduleFreeAdamW(Optimizer):
         self.warmup_steps = check_int("warmup_steps", warmup_steps, 0)
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
 
         def init(params: PyTree) -> ScheduleFreeState:
             # a copy, because the step donates the weights

@@ -38,7 +38,6 @@ class Adagrad(Optimizer):
         self.epsilon = check_number("epsilon", epsilon, 0)
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
         return optax.chain(optax.scale_by_rss(self.initial_accumulator_value, self.epsilon), scale_by_rate())
 
 
@@ -59,7 +58,6 @@ class RowWiseAdagrad(Adagrad):
     """
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
         return optax.chain(_scale_by_row_sums(self.initial_accumulator_value, self.epsilon), scale_by_rate())
 
 
@@ -99,7 +97,6 @@ class Adadelta(Optimizer):
         self.epsilon = check_number("epsilon", epsilon, 0)
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
         return optax.chain(optax.scale_by_adadelta(self.rho, self.epsilon), scale_by_rate())
 
 
@@ -130,7 +127,6 @@ class RMSprop(Optimizer):
         self.centered = centered
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
         scale = optax.scale_by_stddev if self.centered else optax.scale_by_rms
         directions = scale(self.rho, self.epsilon, eps_in_sqrt=True)
         momentum = optax.trace(self.momentum) if self.momentum else optax.identity()
@@ -171,7 +167,6 @@ class Adafactor(Optimizer):
         self.relative_step = relative_step
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
         return optax.GradientTransformationExtraArgs(_init, self._update)
 
     def _update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
@@ -264,7 +259,6 @@ class Ftrl(Optimizer):
         self.beta = check_number("beta", beta, 0)
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
         return optax.GradientTransformationExtraArgs(self._init, self._update)
 
     def _init(self, params: PyTree) -> FtrlState:

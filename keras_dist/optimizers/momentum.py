@@ -64,7 +64,6 @@ class Lion(Optimizer):
         self.beta_2 = check_number("beta_2", beta_2, 0, 1)
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
         return optax.chain(optax.scale_by_lion(self.beta_1, self.beta_2), scale_by_rate())
 
 
@@ -126,7 +125,6 @@ class Muon(Optimizer):
         self.rms_rate = rms_rate
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
         adam = optax.chain(
             scale_by_adam(self.adam_beta_1, self.adam_beta_2, self.epsilon), optax.scale(self.adam_lr_ratio)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -64,7 +64,6 @@ class OptaxOptimizer(CustomLoops):
         self.gradient_accumulation_steps = gradient_accumulation_steps
 
     def init(self, params: PyTree) -> PyTree:
-        """Return the state before the first step."""
         slots = self.transformation.init(params)
         if self.gradient_accumulation_steps is None:
             return slots
@@ -88,20 +87,15 @@ class OptaxOptimizer(CustomLoops):
             return self.transformation.update(updates, state, params, **extra)
         # the loss of the large batch is unknown
         extra = {name: value for name, value in extra.items() if name not in _OF_THE_LOSS}
-        sums, weights = add_batch(updates, weight, state.accumulated, state.batch_weight)
         iterations = jnp.asarray(optax.safe_increment(state.iterations))
 
-        def step() -> tuple[PyTree, AccumulationState]:
-            steps, slots = self._updated_slots(mean_gradient(sums, weights), state.slots, params, extra)
-            empty = optax.tree.zeros_like(sums), jnp.zeros_like(weights)
-            return jax.tree.map(lambda s, g: s.astype(g.dtype), steps, sums), AccumulationState(
-                iterations, slots, *empty
-            )
+        def step(grads: PyTree) -> tuple[PyTree, PyTree]:
+            steps, slots = self._updated_slots(grads, state.slots, params, extra)
+            return jax.tree.map(lambda s, g: s.astype(g.dtype), steps, grads), slots
 
-        def wait() -> tuple[PyTree, AccumulationState]:
-            return optax.tree.zeros_like(sums), AccumulationState(iterations, state.slots, sums, weights)
-
-        return jax.lax.cond(self._is_due(state), step, wait)
+        before = state.slots, state.accumulated, state.batch_weight
+        steps, *after = accumulate(step, updates, weight, before, self._is_due(state))
+        return steps, AccumulationState(iterations, *after)
 
     def squared_norm(self, updates: PyTree, state: PyTree, batch_weight: ArrayLike = 1.0) -> tuple[Any, Any]:
         """Return the squared norm of the gradient of a step; see `Optimizer.squared_norm`."""
@@ -171,6 +165,26 @@ def _has_hyperparams(node: Any) -> bool:
 def add_batch(grads: PyTree, weight: ArrayLike, sums: PyTree, weights: ArrayLike) -> tuple[PyTree, jax.Array]:
     """Add a batch to the sums of weighted gradients and of weights."""
     return jax.tree.map(lambda total, g: total + (g * weight).astype(g.dtype), sums, grads), jnp.add(weights, weight)
+
+
+def accumulate(
+    step: Callable[[PyTree], tuple[PyTree, PyTree]],
+    grads: PyTree,
+    weight: Any,
+    before: tuple[Any, Any, Any],
+    is_due: Any,
+) -> tuple[Any, Any, Any, Any]:
+    """Return updates, slots, sums and weights after a batch: `step(mean gradient)` if `is_due`, else zero updates."""
+    slots, *sums = before
+    sums, weights = add_batch(grads, weight, *sums)
+
+    def take() -> tuple[Any, Any, Any, Any]:
+        return (*step(mean_gradient(sums, weights)), optax.tree.zeros_like(sums), jnp.zeros_like(weights))
+
+    def wait() -> tuple[Any, Any, Any, Any]:
+        return optax.tree.zeros_like(sums), slots, sums, weights
+
+    return jax.lax.cond(is_due, take, wait)
 
 
 def mean_gradient(sums: PyTree, weights: jax.Array) -> PyTree:

@@ -7,6 +7,7 @@ uneven; `optax.MultiSteps` has no weights.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -32,7 +33,7 @@ from keras_dist.optimizers.arguments import (
     rate_after,
 )
 from keras_dist.optimizers.custom_loops import CustomLoops
-from keras_dist.optimizers.optax_optimizer import add_batch, mean_gradient, squared_norm_of
+from keras_dist.optimizers.optax_optimizer import accumulate, add_batch, mean_gradient, squared_norm_of
 from keras_dist.saving.configurable import Configurable
 
 
@@ -204,7 +205,9 @@ class Optimizer(CustomLoops, Configurable):
             steps, slots = self._step(updates, before.slots, params, extra)
             accumulated = before.accumulated, before.batch_weight
         else:
-            steps, slots, *accumulated = self._accumulate(updates, weight, before, params, extra)
+            kept = before.slots, before.accumulated, before.batch_weight
+            step = functools.partial(self._step, slots=before.slots, params=params, extra=extra)
+            steps, slots, *accumulated = accumulate(step, updates, weight, kept, self._is_due(before))
         average = before.average
         if self.use_ema:
             steps, average = self._average(steps, before, params)
@@ -219,7 +222,7 @@ class Optimizer(CustomLoops, Configurable):
         grads, is_due = self._unscaled(updates), True
         if self.gradient_accumulation_steps is not None:
             sums = add_batch(grads, batch_weight, before.accumulated, before.batch_weight)
-            grads, is_due = mean_gradient(*sums), (before.iterations + 1) % self.gradient_accumulation_steps == 0
+            grads, is_due = mean_gradient(*sums), self._is_due(before)
         return squared_norm_of(grads), is_due
 
     def rate_of_step(self, before: PyTree, after: PyTree) -> Any:
@@ -354,25 +357,8 @@ class Optimizer(CustomLoops, Configurable):
             return optax.tree.clip(grads, -self.clipvalue, self.clipvalue)
         return grads
 
-    def _accumulate(
-        self, grads: PyTree, weight: Any, before: OptimizerState, params: PyTree, extra: dict[str, Any]
-    ) -> tuple[Any, Any, Any, Any]:
-        """Step along the weighted mean of the gradients once enough are accumulated."""
-        count = self.gradient_accumulation_steps or 1
-        total: Any = before.batch_weight
-        sums, weights = add_batch(grads, weight, before.accumulated, total)
-
-        def step() -> tuple[Any, Any, Any, Any]:
-            return (
-                *self._step(mean_gradient(sums, weights), before.slots, params, extra),
-                optax.tree.zeros_like(sums),
-                jnp.zeros_like(weights),
-            )
-
-        def wait() -> tuple[Any, Any, Any, Any]:
-            return optax.tree.zeros_like(sums), before.slots, sums, weights
-
-        return jax.lax.cond((before.iterations + 1) % count == 0, step, wait)
+    def _is_due(self, before: OptimizerState) -> Any:
+        return (before.iterations + 1) % (self.gradient_accumulation_steps or 1) == 0
 
     def _average(self, steps: Any, before: OptimizerState, params: PyTree) -> tuple[PyTree, PyTree]:
         """Update the average with the weights after the step, and change the step if the average replaces them."""

@@ -72,7 +72,6 @@ class ExponentialDecay(LearningRateSchedule):
         self.name = name
 
     def __call__(self, step: ArrayLike) -> jax.Array:
-        """Return the rate after `step` steps."""
         return self.initial_learning_rate * jnp.float32(self.decay_rate) ** self._periods(step)
 
     def _periods(self, step: ArrayLike) -> jax.Array:
@@ -94,7 +93,6 @@ class InverseTimeDecay(ExponentialDecay):
         super().__init__(initial_learning_rate, decay_steps, decay_rate, staircase, name)
 
     def __call__(self, step: ArrayLike) -> jax.Array:
-        """Return the rate after `step` steps."""
         return self.initial_learning_rate / (1 + self.decay_rate * self._periods(step))
 
 
@@ -132,7 +130,6 @@ class PiecewiseConstantDecay(LearningRateSchedule):
         self.name = name
 
     def __call__(self, step: ArrayLike) -> jax.Array:
-        """Return the rate after `step` steps."""
         passed = jnp.sum(jnp.asarray(step) > jnp.asarray(self.boundaries), dtype=jnp.int32)
         return jnp.asarray(self.values, jnp.float32)[passed]
 
@@ -169,7 +166,6 @@ class PolynomialDecay(LearningRateSchedule):
         self.name = name
 
     def __call__(self, step: ArrayLike) -> jax.Array:
-        """Return the rate after `step` steps."""
         step = jnp.asarray(step, jnp.float32)
         if self.cycle:
             left = 1 - step / (self.decay_steps * jnp.maximum(jnp.ceil(step / self.decay_steps), 1))
@@ -216,7 +212,6 @@ class CosineDecay(LearningRateSchedule):
         self.warmup_steps = check_number("warmup_steps", warmup_steps, 0)
 
     def __call__(self, step: ArrayLike) -> jax.Array:
-        """Return the rate after `step` steps."""
         step = jnp.asarray(step, jnp.float32)
         first, target = self.initial_learning_rate, self.warmup_target
         top = first if target is None else target
@@ -261,7 +256,6 @@ class CosineDecayRestarts(LearningRateSchedule):
         self.name = name
 
     def __call__(self, step: ArrayLike) -> jax.Array:
-        """Return the rate after `step` steps."""
         periods = jnp.asarray(step, jnp.float32) / self.first_decay_steps
         if self.t_mul == 1:
             restarts = jnp.floor(periods)

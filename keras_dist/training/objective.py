@@ -20,6 +20,7 @@ from keras_dist.losses.identifiers import as_loss
 from keras_dist.metrics import Metric
 from keras_dist.optimizers.host_slots import on_device
 from keras_dist.training.accumulators import Count, Latest, Observation, OpenMean
+from keras_dist.training.naming import free_name
 from keras_dist.training.optimization import DEFAULT, Optimizer, TrainState
 from keras_dist.training.outputs import Outputs, Part, is_structured, parts_of
 from keras_dist.variables import call_context
@@ -156,11 +157,11 @@ class Objective:
             measured = [(prefix, _Output(*given), *metrics)]
         for prefix, output, plain, _ in measured:
             for metric in plain:
-                found[_free(found, prefix + metric.name)] = output.observation(metric, None)
+                found[free_name(prefix + metric.name, found)] = output.observation(metric, None)
         for prefix, output, _, weighted in measured:
             for metric in weighted:
                 name = prefix + metric.name
-                name = _free(found, f"{prefix}weighted_{metric.name}") if name in found else name
+                name = free_name(f"{prefix}weighted_{metric.name}", found) if name in found else name
                 found[name] = output.observation(metric, output.sample_weight)
         if repeated := set(found) & set(losses):
             given = f"the losses {', '.join(map(repr, losses))} and the metrics {', '.join(map(repr, found))}"
@@ -184,7 +185,7 @@ class Objective:
         if names is not None and len(names) != count:  # `compute_loss` of a subclass changed the outputs
             taken: dict[str, Any] = {}  # as in Keras: outputs without names get the names of their losses
             for loss in self.loss if isinstance(self.loss, list) and None not in self.loss else ():
-                taken[_free(taken, loss.name)] = loss
+                taken[free_name(loss.name, taken)] = loss
             names = list(taken) if len(taken) == count else None
         return Outputs(y_pred, names)
 
@@ -370,12 +371,6 @@ def check_free(taken: Mapping[str, Any], reported: Mapping[str, Any]) -> None:
             given = f"a loss that returns a value of this name, or `report`, beside {', '.join(map(repr, taken))}"
             fix = "rename it in the dict that the loss returns, or rename the metric"
             raise ModelError(f"two values would be logged as {name!r}", given=given, fix=fix)
-
-
-def _free(taken: Mapping[str, Any], name: str) -> str:
-    """Return `name`, or the first of `name_1`, `name_2`, ... that is not taken."""
-    numbered = (f"{name}_{number}" for number in range(1, len(taken) + 1))
-    return next(free for free in (name, *numbered) if free not in taken)
 
 
 REPORTS = ("gradient_norm", "learning_rate", "tokens_per_second", "examples_per_second")

@@ -58,10 +58,10 @@ class Optimizer:
         flat = traverse_util.flatten_dict(trainable)
         return traverse_util.unflatten_dict({parts: leaf for parts, leaf in flat.items() if parts in self.parts})
 
-    def put(self, trainable: PyTree, part: PyTree) -> PyTree:
-        """Return `trainable` with the variables in `part` replaced."""
-        flat = {**traverse_util.flatten_dict(trainable), **traverse_util.flatten_dict(part)}
-        return traverse_util.unflatten_dict(flat)
+
+def joined(one: PyTree, other: PyTree) -> PyTree:
+    """Return the entries of both nested dicts; `other` takes precedence."""
+    return traverse_util.unflatten_dict({**traverse_util.flatten_dict(one), **traverse_util.flatten_dict(other)})
 
 
 def as_optimizer(given: Any, name: str) -> optimizers.Optimizer | optimizers.OptaxOptimizer:
@@ -110,16 +110,12 @@ def apply_gradients(
         part = _gradients_of(optimizer, grads)
         extra = {}
         if value_fn is not None:
-            extra = {
-                "value": value,
-                "grad": part,
-                "value_fn": lambda params, optimizer=optimizer: value_fn(optimizer.put(state.trainable, params)),
-            }
+            extra = {"value": value, "grad": part, "value_fn": lambda params: value_fn(joined(state.trainable, params))}
         if batch_weight is not None:
             extra["batch_weight"] = batch_weight
         update = functools.partial(_updated, optimizer, extra)
         params, slots[key] = update_in_turn(update, part, slots[key], optimizer.select(trainable))
-        trainable = optimizer.put(trainable, params)
+        trainable = joined(trainable, params)
     return state.replace(trainable=trainable, slots=slots)
 
 
@@ -176,7 +172,7 @@ def finalize(state: TrainState, named: Mapping[str, Optimizer]) -> PyTree:
     for name, optimizer in named.items():
         if isinstance(optimizer.transformation, optimizers.Optimizer):
             final = optimizer.transformation.finalize(on_device(state.slots[name]), optimizer.select(trainable))
-            trainable = optimizer.put(trainable, final)
+            trainable = joined(trainable, final)
     return trainable
 
 

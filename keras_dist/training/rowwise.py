@@ -101,11 +101,6 @@ def without(tables: Tables, trainable: PyTree) -> PyTree:
     return traverse_util.unflatten_dict({parts: leaf for parts, leaf in flat.items() if parts not in tables})
 
 
-def joined(one: PyTree, other: PyTree) -> PyTree:
-    """Return the entries of both nested dicts; `other` takes precedence."""
-    return traverse_util.unflatten_dict({**traverse_util.flatten_dict(one), **traverse_util.flatten_dict(other)})
-
-
 def taps_of(tables: Tables, measure: Callable[[Lookups], Any]) -> tuple[list[jax.Array], list[str]]:
     """Return zeros of the shape of each lookup of `measure`, and the path of its table; only shapes are computed."""
     lookups = Lookups()

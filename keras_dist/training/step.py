@@ -52,6 +52,7 @@ from keras_dist.training.optimization import (
     TrainState,
     apply_gradients,
     check_loss_scales,
+    joined,
     scale_loss,
     scaling_checked,
 )
@@ -269,7 +270,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         def loss_of(trainable: PyTree, taps: list[jax.Array]) -> tuple[jax.Array, tuple[PyTree, ...]]:
-            lookups, trainable = Lookups(taps), rowwise.joined(state.trainable, trainable)
+            lookups, trainable = Lookups(taps), joined(state.trainable, trainable)
             losses, *others = forward.measure(objective, state, trainable, batch, lookups=lookups)
             return scale_loss(optimizers, losses["loss"], state.slots), (losses, *others, lookups.indices)
 
@@ -282,7 +283,7 @@ def make_train_step(
         )
         _, (losses, y_pred, mask, rest, indices) = found
         rows = SeenRows(forward, optimizers, state, zip(paths, zip(indices, of_rows, strict=True), strict=True))
-        before, grads = rows.read(state), rowwise.joined(forward.scattered(grads), rows.grads)
+        before, grads = rows.read(state), joined(forward.scattered(grads), rows.grads)
         batch_weight = objective.batch_weight(batch, y_pred, mask) if accumulates else None
         new = apply_gradients(
             before,
