@@ -1,7 +1,5 @@
 """`CallbackList`: several callbacks called as one, in order."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """`LearningRateScheduler` and `ReduceLROnPlateau`: set the learning rate between epochs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -2,8 +2,6 @@
 
 # pyright: reportMissingTypeStubs=false
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import optax

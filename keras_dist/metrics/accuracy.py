@@ -1,7 +1,5 @@
 """Accuracies: fractions of correct predictions."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

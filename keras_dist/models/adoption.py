@@ -5,8 +5,6 @@ copies, creates all weights in compiled programs, and moves what building made t
 by the layers themselves would be whole on one device.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import zlib

@@ -1,7 +1,5 @@
 """`MultiOptimizer`: an optimizer for each variable, by its path."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ Source: names, arguments and defaults as in `keras.optimizers.schedules`.
 
 # pyright: reportUnknownMemberType=false
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

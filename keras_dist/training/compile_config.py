@@ -1,7 +1,5 @@
 """`CompileConfig`: the arguments of `compile`, checked and with names resolved."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

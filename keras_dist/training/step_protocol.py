@@ -4,8 +4,6 @@
 Both are pure functions of arrays and run in the same programs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
