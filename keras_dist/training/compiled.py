@@ -35,7 +35,7 @@ from keras_dist.distribution.variables import CHANGED_ALWAYS, PLANNED_BY_RULE
 from keras_dist.errors import LayoutWarning, RecompileWarning
 from keras_dist.training.accumulators import Accumulator, PerBatch, check_names, is_per_batch
 from keras_dist.training.compile_config import StepOptions
-from keras_dist.training.executions import Execution, SingleStep
+from keras_dist.training.executions import Execution, execution_of
 from keras_dist.training.optimization import TrainState
 from keras_dist.training.step import Draw, Logs, PureStep
 from keras_dist.training.step_protocol import ProtocolStep
@@ -177,7 +177,7 @@ class CompiledSteps:
 
     def lower_train(self, step: LoggingStep, state: Flat, logs: Any, batch: Batch) -> Any:
         """Lower the train program, for reports on its memory and collectives."""
-        program = self._compile_train(step, SingleStep(batch))
+        program = self._compile_train(step, execution_of(batch))
         program = program if self._options.jit else jax.jit(program)
         return self._traced(batch.rows, lambda: self._lowered(program, (state, logs, batch.arrays)))
 

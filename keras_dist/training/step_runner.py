@@ -20,7 +20,7 @@ from keras_dist.training.accumulators import LazyLogs, LazyOutputs, joined, of_o
 from keras_dist.training.batch_placement import BatchPlacement, Examples
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.compiled import CompiledSteps, Expected, LoggedStep, zero_logs
-from keras_dist.training.executions import Execution, SingleStep
+from keras_dist.training.executions import Execution, execution_of
 from keras_dist.training.loop import Hooks, Mode, interrupt_between_steps, run_steps, shield
 from keras_dist.training.optimization import finalize
 from keras_dist.training.progress import Progress, TrainingRun, nothing_to_continue
@@ -255,7 +255,7 @@ class StepRunner:
         with heartbeat.current().waiting():
             with interrupt_between_steps(is_shared=is_shared(self._cell.mesh)):
                 began = timer.look()
-                states, compiled = self._train_dispatch(program)(SingleStep(batch))
+                states, compiled = self._train_dispatch(program)(execution_of(batch))
                 timer.dispatched(began, None, batch.rows, compiled)
             return dict(self._watched(program, [(batch.rows, states)], timer))
 
@@ -266,7 +266,7 @@ class StepRunner:
         batch = self._placement.whole(source)
         program = self._logged_step("test", lambda: batch)
         with heartbeat.current().waiting():
-            states, _ = self._test_dispatch(program, draw)(SingleStep(batch))
+            states, _ = self._test_dispatch(program, draw)(execution_of(batch))
             return dict(self._watched(program, [(batch.rows, states)]))
 
     def predict_batch(self, source: ArraySource, draw: Draw, local: bool = False) -> PyTree:
@@ -274,7 +274,7 @@ class StepRunner:
         self._placement.compare_call("predict_on_batch", source)
         batch = self._placement.whole(source)
         with heartbeat.current().waiting():
-            outputs, _ = self._predict_dispatch(self._predict_step(None), draw, local=local)(SingleStep(batch))
+            outputs, _ = self._predict_dispatch(self._predict_step(None), draw, local=local)(execution_of(batch))
             return of_one_batch(real_outputs(batch.rows, outputs))
 
     def lower_train(self, source: ArraySource | ShapeSource) -> PyTree:

@@ -45,15 +45,16 @@ def examples_of(kind: str, rows: int, size: int, steps: int | None = None) -> Ba
     return Batching(source, size, steps)
 
 
-def ids_of(batch: Any, multiple_of: int) -> list[int]:
+def ids_of(execution: Any, multiple_of: int) -> list[int]:
     """The numbers of its real rows; padding repeats the last one of each batch."""
-    found = []
-    arrays = batch.arrays if batch.stacked else jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch.arrays)
+    found, arrays, rows = [], execution.operands, execution.rows
+    if execution.kind == "single":
+        arrays = jax.tree.map(lambda leaf: np.asarray(leaf)[None], arrays)
     for x, y in zip(np.asarray(arrays[0]), np.asarray(arrays[1]), strict=True):
         np.testing.assert_array_equal(x.reshape(len(y)), -y)
-        assert len(y) % multiple_of == 0 and len(y) - batch.rows < multiple_of
-        assert set(y[batch.rows :]) <= {y[batch.rows - 1]}
-        found += [int(-number) for number in y[: batch.rows]]
+        assert len(y) % multiple_of == 0 and len(y) - rows < multiple_of
+        assert set(y[rows:]) <= {y[rows - 1]}
+        found += [int(-number) for number in y[:rows]]
     return found
 
 
@@ -64,13 +65,13 @@ def seen_by(feed: Any, epochs: range, key: Any, multiple_of: int) -> list[list[i
         seen = []
         for execution in executions:
             if execution.kind.startswith("resident"):
-                _, y, _ = execution.data
-                numbers = np.asarray(execution.numbers)[execution.start : execution.start + execution.steps]
+                (_, y, _), numbers, (start, stop) = execution.operands
+                numbers = np.asarray(numbers)[start:stop]
                 assert numbers.shape[1] % multiple_of == 0
                 seen += [int(-number) for number in np.asarray(y)[numbers[:, : execution.rows]].ravel()]
                 tell_tuner(feed, execution.steps)
             else:
-                seen += ids_of(execution.batch, multiple_of)
+                seen += ids_of(execution, multiple_of)
         epochs_seen.append(seen)
     return epochs_seen
 
