@@ -14,7 +14,7 @@ import scipy.sparse
 from keras_dist.data.adapters import source_of
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.streams import StreamSource
-from keras_dist.training.executions import ResidentFeed, StreamFeed, fits_on_devices
+from keras_dist.training.executions import ResidentFeed, StreamFeed, execution_of, fits_on_devices
 from keras_dist.training.throughput import StepsTuner
 from keras_dist.training.uneven_rows import rows_multiple
 from tests import layouts
@@ -90,7 +90,7 @@ def assert_once(epochs: list[list[int]], rows: int, in_order: bool) -> None:
 def test_batches(kind, rows, size, epochs, key, mesh, stack):
     epochs = 1 if kind in ONCE else epochs
     found = [
-        [row for batch in batches for row in ids_of(batch, MULTIPLES[mesh])]
+        [row for batch in batches for row in ids_of(execution_of(batch), MULTIPLES[mesh])]
         for _, batches in examples_of(kind, rows, size).epochs(range(epochs), MULTIPLES[mesh], key, stack)
     ]
     assert len(found) == epochs
@@ -107,7 +107,8 @@ def test_epochs_of_so_many_steps_go_on_where_the_last_has_stopped(kind, rows, si
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your input ran out of data")
         found = [
-            [ids_of(batch, 1) for batch in batches] for _, batches in examples.epochs(range(epochs), 1, key, stack)
+            [ids_of(execution_of(batch), 1) for batch in batches]
+            for _, batches in examples.epochs(range(epochs), 1, key, stack)
         ]
     rest, expected = batches_of_all, []
     for _ in range(epochs):
