@@ -227,14 +227,11 @@ def variables_of(model: Any, kind: str) -> list[tuple[str, Any]]:
         return [(one.path, one) for one in model.metrics_variables]
     if kind != "optimizer_variables":
         return [(one.path, one) for one in getattr(model, kind)]
-    optimizer = model.optimizer
-    return [] if optimizer is None else [(_path_in(optimizer.name, one.path), one) for one in optimizer.variables]
-
-
-def _path_in(optimizer: str, path: str) -> str:
-    """The path of an array of an optimizer: below its name, as in Keras."""
-    inner = path.removeprefix(f"{optimizer}/").removeprefix("optimizer/").removeprefix("inner/")
-    return f"{optimizer}/{inner}"
+    found = []
+    for one in model.optimizer.variables:
+        inner = one.path.removeprefix(f"{model.optimizer.name}/").removeprefix("optimizer/").removeprefix("inner/")
+        found.append((f"{model.optimizer.name}/{inner}", one))
+    return found
 
 
 def state_tree_of(model: Any, value_format: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.model_distribution import distribution_now, initial_state, no_layout_yet, place_of
 from keras_dist.saving import deserialize_keras_object
 from keras_dist.symbolic.tensors import KerasTensor
+from keras_dist.training.adapters import in_nodes
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
@@ -54,7 +55,7 @@ class KerasVariables(nnx.Module):
     """The variables of a Keras model, nested by the names in their paths."""
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
-        self._members = _as_nodes(tree)
+        self._members = in_nodes(tree)
 
     def variable(self, parts: tree_paths.Parts) -> nnx.Variable:
         """Return the variable that these names lead to."""
@@ -198,13 +199,9 @@ def _places(variables: list[Any]) -> dict[tree_paths.Parts, Any]:
     return found
 
 
-def _as_nodes(tree: Mapping[str, Any]) -> nnx.Dict:
-    return nnx.Dict({name: _as_nodes(node) if isinstance(node, dict) else node for name, node in tree.items()})
-
-
 def _as_nnx(variable: Any, is_weight: bool) -> nnx.Variable:
     value = variable.value
-    if _is_seed(variable):
+    if variable.name == "seed_generator_state":
         return nnx.RngState(value, tag="seed_generator_state")
     if not is_weight:
         return nnx.Variable(value)
@@ -214,10 +211,6 @@ def _as_nnx(variable: Any, is_weight: bool) -> nnx.Variable:
 def is_trained(path: Any, variable: Any) -> bool:
     """Return whether a variable is trained; an NNX filter."""
     return isinstance(variable, nnx.Param) and not variable.get_metadata("is_frozen")
-
-
-def _is_seed(variable: Any) -> bool:
-    return variable.name == "seed_generator_state"
 
 
 def _set(variable: Any, value: np.ndarray) -> None:

@@ -67,7 +67,7 @@ def add_factors(root: Any, kernels: Mapping[tree_paths.Parts, tuple[tuple[Any, A
     for (parts, (dims, factors)), place in zip(kernels.items(), positions_of(root, list(kernels)), strict=True):
         shape = jnp.shape(place.array())
         found[parts] = KernelFactors(parts, shape, factor_dims(len(shape), *dims), factors)
-    setattr(root, ROOT, _nested(traverse_util.unflatten_dict({tuple(map(str, p)): one for p, one in found.items()})))
+    setattr(root, ROOT, in_nodes(traverse_util.unflatten_dict({tuple(map(str, p)): one for p, one in found.items()})))
 
 
 def remove_factors(root: Any) -> None:
@@ -102,5 +102,6 @@ def adapted(root: Any, plan: LayoutPlan | None) -> Iterator[None]:
             kernel.set_raw_value(value)
 
 
-def _nested(tree: Mapping[str, Any]) -> Any:
-    return nnx.Dict({name: _nested(item) if isinstance(item, Mapping) else item for name, item in tree.items()})
+def in_nodes(tree: Mapping[str, Any]) -> Any:
+    """Return nested dicts as nodes of NNX."""
+    return nnx.Dict({name: in_nodes(item) if isinstance(item, Mapping) else item for name, item in tree.items()})

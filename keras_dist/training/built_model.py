@@ -294,13 +294,9 @@ def _of_a_structure(parts: tree_paths.Parts, variable: nnx.Variable) -> ModelErr
 def _are_same(before: Mapping[str, Optimizer], now: Mapping[str, Optimizer]) -> bool:
     """Whether the optimizers are the same objects, for the same variables."""
     return before.keys() == now.keys() and all(
-        _is_same(before[name], now[name]) and before[name].parts == now[name].parts for name in now
+        before[name].transformation == now[name].transformation and before[name].parts == now[name].parts
+        for name in now
     )
-
-
-def _is_same(before: Optimizer, now: Optimizer) -> bool:
-    """Whether the optimizers are the same object."""
-    return bool(before.transformation == now.transformation)
 
 
 def describe(distribution: Distribution) -> str:

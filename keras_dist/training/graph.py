@@ -309,11 +309,6 @@ class ArrayPosition:
         """The variable if it holds a single array; else None."""
         return self.holder if self.attribute is None and self.index is None else None
 
-    @property
-    def is_foreign(self) -> bool:
-        """Whether the holder is not a `Lendable`."""
-        return self.lendable is None
-
     @functools.cached_property
     def lendable(self) -> Lendable | None:
         """The variable if it is a `Lendable`; else None."""

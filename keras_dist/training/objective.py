@@ -23,6 +23,9 @@ from keras_dist.training.optimization import DEFAULT, Optimizer, TrainState
 from keras_dist.training.outputs import Outputs, Part, is_structured, parts_of
 from keras_dist.variables import call_context
 
+Batch = tuple[PyTree, PyTree, PyTree]
+"""`(x, y, sample_weight)`; the latter two may be None."""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Output:
@@ -94,7 +97,7 @@ class Objective:
         """The metrics and the weighted metrics of all outputs."""
         return jax.tree.leaves([self.metrics, self.weighted_metrics])
 
-    def losses(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> dict[str, jax.Array]:
+    def losses(self, batch: Batch, y_pred: PyTree, mask: PyTree = None) -> dict[str, jax.Array]:
         """Return the `loss` of a batch, with several outputs also the loss of each, before its weight.
 
         The scalars that losses report follow; with several losses their names begin with the name of the output.
@@ -119,12 +122,12 @@ class Objective:
             found |= named
         return found
 
-    def batch_weight(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
+    def batch_weight(self, batch: Batch, y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
         """Return the divisor of the loss of a batch: its weight in accumulated gradients. Without a loss, its rows."""
         divisors = [term.divisor() for term in self._terms(batch, y_pred, mask)]
         return sum(divisors) / len(divisors) if divisors else float(len(jax.tree.leaves(batch[0])[0]))
 
-    def tokens(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
+    def tokens(self, batch: Batch, y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
         """Count the tokens in a batch: values of the loss with a weight other than 0 that are not masked."""
         counts = [term.count() for term in self._terms(batch, y_pred, mask)]
         counts = [count for count in counts if count is not None]
@@ -134,14 +137,14 @@ class Objective:
         fix = 'report "examples_per_second" instead, or let one loss alone return a value for each token'
         raise ModelError(summary, given=f"{len(counts)} losses with a value for each token", fix=fix)
 
-    def measured(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> PyTree:
+    def measured(self, batch: Batch, y_pred: PyTree, mask: PyTree = None) -> PyTree:
         """Return the arrays in `y_pred` that have a loss or a metric."""
         measured = self._measured(self._outputs(y_pred), batch, y_pred, mask)
         outputs = [term.output for term in self._terms(batch, y_pred, mask)] + [output for _, output, *_ in measured]
         return [output.y_pred for output in outputs]
 
     def logs(
-        self, losses: Mapping[str, jax.Array], batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None
+        self, losses: Mapping[str, jax.Array], batch: Batch, y_pred: PyTree, mask: PyTree = None
     ) -> dict[str, Any]:
         """Return the losses and the observations of metrics by the names they are logged under."""
         outputs = self._outputs(y_pred)
@@ -161,17 +164,12 @@ class Objective:
                 name = prefix + metric.name
                 name = free_name(f"{prefix}weighted_{metric.name}", found) if name in found else name
                 found[name] = output.observation(metric, output.sample_weight)
-        if repeated := set(found) & set(losses):
-            given = f"the losses {', '.join(map(repr, losses))} and the metrics {', '.join(map(repr, found))}"
-            fix = "give the metric another name, or rename the value in the dict that the loss returns"
-            raise ModelError(f"two values would be logged as {min(repeated)!r}", given=given, fix=fix)
+        check_free(found, losses)
         in_order = dict(sorted(found.items())) if len(outputs.names) > 1 else found
         ordered = {name: losses[name] for name in names if name in losses}
         return {**self._in_means(ordered, batch, y_pred, mask), **in_order}
 
-    def _in_means(
-        self, losses: dict[str, jax.Array], batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree
-    ) -> dict[str, Any]:
+    def _in_means(self, losses: dict[str, jax.Array], batch: Batch, y_pred: PyTree, mask: PyTree) -> dict[str, Any]:
         """Return the losses, weighted by their divisors if the only loss is a mean over weights."""
         if not (isinstance(self.loss, Loss) and self.loss.is_mean_by_weight):
             return losses
@@ -204,7 +202,7 @@ class Objective:
         weights = outputs.assign("loss_weights", self.loss_weights, one_for_all=True)
         return [Part(name, loss, weights.get(name), name) for name, loss in losses.items() if loss is not None]
 
-    def _terms(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree) -> list[_Term]:
+    def _terms(self, batch: Batch, y_pred: PyTree, mask: PyTree) -> list[_Term]:
         _, y, sample_weight = batch
         outputs = self._outputs(y_pred)
         if self._takes_apart(outputs, y):
@@ -215,7 +213,7 @@ class Objective:
         return [_Term(part.name, of(part.outputs), part.loss, part.weight, measured) for part in parts]
 
     def _measured(
-        self, outputs: Outputs, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree
+        self, outputs: Outputs, batch: Batch, y_pred: PyTree, mask: PyTree
     ) -> list[tuple[str, _Output, list[Metric], list[Metric]]]:
         """Return, per output: name prefix, output, metrics, weighted metrics."""
         _, y, sample_weight = batch
@@ -238,7 +236,7 @@ class Objective:
         ]
 
     def _given(
-        self, outputs: Outputs, batch: tuple[PyTree, PyTree, PyTree], mask: PyTree, parts: Sequence[Part]
+        self, outputs: Outputs, batch: Batch, mask: PyTree, parts: Sequence[Part]
     ) -> Callable[[PyTree], _Output]:
         """Return the function from the name of an output, or a structure of names, to its `_Output`."""
         _, y, sample_weight = batch
@@ -396,7 +394,7 @@ def reported(
     optimizers: Mapping[str, Optimizer],
     states: tuple[TrainState, TrainState],
     grads: PyTree,
-    batch: tuple[PyTree, PyTree, PyTree],
+    batch: Batch,
     outputs: tuple[PyTree, PyTree],
     batch_weight: ArrayLike | None,
 ) -> dict[str, Any]:

@@ -122,10 +122,6 @@ class StateCell(BorrowedArrays):
         arrays = self.arrays
         return [arrays[place] for place in self._places]
 
-    def write(self, index: int, value: ArrayLike) -> None:
-        """Replace the array of the variable with this index by a copy of a value."""
-        self.write_all({index: value})
-
     def write_all(self, values: Mapping[int, ArrayLike]) -> None:
         """Replace the arrays of variables, by index, by copies of these values."""
         shardings = jax.tree.leaves(self.plan.shardings)

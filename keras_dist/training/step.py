@@ -46,7 +46,7 @@ from keras_dist.training.adapters import adapted
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.gathers import with_gathers
 from keras_dist.training.graph import ModuleGraph
-from keras_dist.training.objective import Objective, check_free, reported
+from keras_dist.training.objective import Batch, Objective, check_free, reported
 from keras_dist.training.optimization import (
     Optimizer,
     TrainState,
@@ -59,9 +59,6 @@ from keras_dist.training.optimization import (
 from keras_dist.training.rowwise import SeenRows, Tables
 from keras_dist.training.uneven_rows import check_have_rows, over_padded_rows, rows_multiple
 from keras_dist.variables import call_context
-
-Batch = tuple[Any, Any, Any]
-"""`(x, y, sample_weight)`; the latter two may be None."""
 
 TrainStep = Callable[[TrainState, Batch, nnx.Rngs], tuple[TrainState, dict[str, Any]]]
 """`train_step(state, batch, rngs) -> (state, logs)`, as users write it."""
