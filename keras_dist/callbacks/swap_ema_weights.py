@@ -48,11 +48,7 @@ class SwapEMAWeights(Callback):
     def on_test_end(self, logs: Logs | None = None) -> None:
         self._swap(False)
 
-    def on_predict_begin(self, logs: Logs | None = None) -> None:
-        self._swap(True)
-
-    def on_predict_end(self, logs: Logs | None = None) -> None:
-        self._swap(False)
+    on_predict_begin, on_predict_end = on_test_begin, on_test_end
 
     def _swap(self, to_averages: bool) -> None:
         if self._is_swapped == to_averages:

@@ -45,11 +45,6 @@ from keras_dist.metrics.identifiers import deserialize as deserialize
 from keras_dist.metrics.identifiers import get as get
 from keras_dist.metrics.identifiers import get_all as get_all
 from keras_dist.metrics.identifiers import serialize as serialize
-from keras_dist.metrics.iou import BinaryIoU as BinaryIoU
-from keras_dist.metrics.iou import IoU as IoU
-from keras_dist.metrics.iou import MeanIoU as MeanIoU
-from keras_dist.metrics.iou import OneHotIoU as OneHotIoU
-from keras_dist.metrics.iou import OneHotMeanIoU as OneHotMeanIoU
 from keras_dist.metrics.means import BinaryCrossentropy as BinaryCrossentropy
 from keras_dist.metrics.means import CategoricalCrossentropy as CategoricalCrossentropy
 from keras_dist.metrics.means import CategoricalHinge as CategoricalHinge
@@ -74,8 +69,13 @@ from keras_dist.metrics.metric import Metric as Metric
 from keras_dist.metrics.reduction import Mean as Mean
 from keras_dist.metrics.reduction import MeanMetricWrapper as MeanMetricWrapper
 from keras_dist.metrics.reduction import Sum as Sum
+from keras_dist.metrics.scores import BinaryIoU as BinaryIoU
 from keras_dist.metrics.scores import F1Score as F1Score
 from keras_dist.metrics.scores import FBetaScore as FBetaScore
+from keras_dist.metrics.scores import IoU as IoU
+from keras_dist.metrics.scores import MeanIoU as MeanIoU
+from keras_dist.metrics.scores import OneHotIoU as OneHotIoU
+from keras_dist.metrics.scores import OneHotMeanIoU as OneHotMeanIoU
 from keras_dist.metrics.scores import R2Score as R2Score
 
 _PACKAGES = (f"{__name__}.", "keras_dist.losses.")

@@ -19,7 +19,7 @@ from keras_dist._support.arguments import argument_error, check_number, check_op
 from keras_dist.errors import ModelError, did_you_mean, nearest
 from keras_dist.layers import EinsumDense, Embedding, Layer, MixtureOfExperts
 from keras_dist.layers.lora import Adapted, Factors, LoraLayer, owner_of
-from keras_dist.models.adoption import change_weights
+from keras_dist.models.initialization import change_weights
 from keras_dist.models.runtime import Adapters
 from keras_dist.storage.adapter_files import common_and_others
 from keras_dist.storage.adapter_modules import Kind

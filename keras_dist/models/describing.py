@@ -7,7 +7,6 @@ owner, and a copy is a model of its own.
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,6 @@ from keras_dist.symbolic.tensors import KerasTensor
 
 if TYPE_CHECKING:
     from keras_dist.models.saving_methods import SavingMethods
-    from keras_dist.models.step_methods import StepMethods
 
 
 def described(model: SavingMethods) -> Description:
@@ -101,16 +99,6 @@ def written_compile(model: SavingMethods) -> dict[str, Any]:
 _END = "_shape"
 
 
-def tensors_by_name(model: StepMethods, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, PyTree]:
-    """Return the symbolic tensors in the arguments of a call, by parameter name."""
-    signature = inspect.signature(model.call)
-    named = {
-        name for name, one in signature.parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-    }
-    arguments = signature.bind(*args, **kwargs).arguments
-    return {name: value for name, value in arguments.items() if name in named and _are_tensors(value)}
-
-
 def written_build(model: SavingMethods) -> dict[str, Any] | None:
     """Return the argument of `build_as`; None without weights, or if none is needed. See `Model.get_build_config`."""
     runtime = model._runtime
@@ -139,11 +127,6 @@ def build_as(model: SavingMethods, config: Mapping[str, Any]) -> None:
         model.build(config["input_shape"])
     else:
         model._build_for(_tensors(config["input_shape"], dtypes))
-
-
-def _are_tensors(value: PyTree) -> bool:
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(isinstance(leaf, KerasTensor) for leaf in leaves)
 
 
 def _shapes(tensors: PyTree) -> PyTree:
