@@ -4,8 +4,6 @@ Saves after some time follow the clock of the first process, which reads it at s
 clocks differ, and asking at each step would make all processes wait.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import math
@@ -311,11 +309,6 @@ def check_save_freq(save_freq: SaveFrequency) -> SaveFrequency:
     return check_int("save_freq", save_freq, 1, alternative=others, example=100)
 
 
-def timer_of(save_freq: SaveFrequency) -> SaveTimer | None:
-    """Return a timer that starts now, if `save_freq` is a duration. All processes of a job must call it."""
-    return SaveTimer(save_freq) if isinstance(save_freq, datetime.timedelta) else None
-
-
 class SaveTimer:
     """Decides when to save, at the same step in all processes of a job, by the clock of the first process.
 
@@ -359,3 +352,8 @@ class SaveTimer:
         if error is not None:
             with contextlib.suppress(RuntimeError):  # the coordinator may have exited, too
                 self._job.give_up(error)
+
+
+def timer_of(save_freq: SaveFrequency) -> SaveTimer | None:
+    """Return a timer that starts now, if `save_freq` is a duration. All processes of a job must call it."""
+    return SaveTimer(save_freq) if isinstance(save_freq, datetime.timedelta) else None

@@ -1,11 +1,9 @@
 """`Model`: layers that are trained together on the mesh of a distribution."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
@@ -146,7 +144,7 @@ class Model(ContentMethods):
         trainable: Trainable = None,
         seed: int | None = None,
         dtype: DTypeLike | DTypePolicy | None = None,
-    ) -> Model:
+    ) -> Self:
         """Create a model from any `flax.nnx.Module`, on the current distribution, by default on the first device.
 
         Under a mixed policy, steps cast floating inputs and parameters (`nnx.Param`) to half precision. Values,
@@ -187,7 +185,7 @@ class Model(ContentMethods):
         return model._with_its_module()
 
     @classmethod
-    def from_keras(cls, model: Any, *, seed: int | None = None) -> Model:
+    def from_keras(cls, model: Any, *, seed: int | None = None) -> Self:
         """Create a model from a Keras model object, on the current distribution, by default on the first device.
 
         Any built `keras.Model` on Keras's JAX backend is accepted: functional, `Sequential`, subclassed, of KerasHub.
@@ -214,7 +212,7 @@ class Model(ContentMethods):
         made._runtime.keras_model = source
         return made._with_its_module()
 
-    def _with_its_module(self) -> Model:
+    def _with_its_module(self) -> Self:
         """Create the weights, unless `fit` has to find their layout."""
         if self._awaits_layout is None:
             self._with_weights()

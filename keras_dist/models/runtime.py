@@ -4,12 +4,10 @@ The arrays of a Keras model stay on the host from `from_keras` on and change onl
 be whole, beside their shards.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -249,7 +247,7 @@ class ModuleSource:
             raise ModelError("from_nnx: neither a module nor a factory", given=with_type(self.given), fix=fix)
 
     @classmethod
-    def of_keras(cls, source: KerasModel, seed: int | None) -> ModuleSource:
+    def of_keras(cls, source: KerasModel, seed: int | None) -> Self:
         """Create the source of a Keras model object; see `Model.from_keras`."""
         return cls(source.module(), source.call, is_trained, seed, None, source.paths, added_loss)
 

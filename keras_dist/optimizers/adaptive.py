@@ -1,7 +1,5 @@
 """Optimizers with a rate for each weight: Adagrad, Adadelta, RMSprop, Adafactor and FTRL."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Unpack
 
@@ -220,6 +218,13 @@ def _rms(values: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.mean(jnp.square(values)))
 
 
+class FtrlState(NamedTuple):
+    """Sums of squares of gradients, and the linear terms."""
+
+    squares: PyTree
+    linear: PyTree
+
+
 class Ftrl(Optimizer):
     """Follow the regularized leader: weights computed from sums of gradients, with penalties.
 
@@ -282,10 +287,3 @@ class Ftrl(Optimizer):
         squares = jax.tree.map(lambda s, g: s + jnp.square(g), state.squares, updates)
         linear = jax.tree.map(pull, state.linear, updates, state.squares, squares, params)
         return jax.tree.map(step, linear, squares, params), FtrlState(squares, linear)
-
-
-class FtrlState(NamedTuple):
-    """Sums of squares of gradients, and the linear terms."""
-
-    squares: PyTree
-    linear: PyTree

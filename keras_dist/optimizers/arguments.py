@@ -5,12 +5,10 @@ nothing in the step. The rate of a plain optax chain is read from `optax.inject_
 keeps schedules in closures only.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +49,7 @@ class LearningRate(float):
     shape: tuple[int, ...] = ()
     dtype = jnp.dtype("float32")
 
-    def __new__(cls, value: Any, optimizer: Any) -> LearningRate:
+    def __new__(cls, value: Any, optimizer: Any) -> Self:
         """Note the optimizer."""
         rate = super().__new__(cls, value)
         rate._optimizer = optimizer  # type: ignore[attr-defined]

@@ -6,15 +6,13 @@ attribute. A submodule that activation rules name gets a subclass whose call con
 and a rule without effect would be silent.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -108,7 +106,7 @@ class ModuleGraph:
         flat = {**traverse_util.flatten_dict(trainable), **traverse_util.flatten_dict(rest)}
         return [flat[parts] for parts in self.parts]
 
-    def edited(self, change: Callable[[nnx.Module], None], trained: Sequence[bool]) -> ModuleGraph:
+    def edited(self, change: Callable[[nnx.Module], None], trained: Sequence[bool]) -> Self:
         """Return the graph after a change of static attributes, with other variables trained."""
 
         def edit() -> None:

@@ -8,13 +8,11 @@ Setting `trainable` sets all layers inside, so the innermost layer around a weig
 Steps keep the flags of `compile`; reports and eager calls read them anew.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -141,9 +139,9 @@ class TrainableFlags:
         }
         self._paths = [spec.path for spec in specs]
 
-    def of(self, specs: Sequence[VariableSpec]) -> TrainableFlags:
+    def of(self, specs: Sequence[VariableSpec]) -> Self:
         """Return the flags of the same layers for other variables."""
-        return TrainableFlags(self._model, specs)
+        return type(self)(self._model, specs)
 
     def is_trainable(self, path: str) -> bool:
         """Whether a variable is trained according to its layers."""

@@ -1,13 +1,11 @@
 """The training state, and the optimizers of a model by name, each with its variables."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import optax
@@ -38,7 +36,7 @@ class TrainState:
     slots: dict[str, Any]
     step: Any
 
-    def replace(self, **changes: Any) -> TrainState:
+    def replace(self, **changes: Any) -> Self:
         """Return a copy with other values of some attributes."""
         return dataclasses.replace(self, **changes)
 

@@ -4,10 +4,8 @@ The state between steps is a flat list: flattening and building trees cost 15 us
 raise, because both would donate the same buffers; readers take a lock around dispatch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +28,7 @@ class StateCell(BorrowedArrays):
     slot_memory: str | None = None  # kind of the memory of the slots; None for the memory of the devices
 
     @classmethod
-    def of_own_module(cls, graph: ModuleGraph, plan: LayoutPlan, state: PyTree) -> tuple[StateCell, Any]:
+    def of_own_module(cls, graph: ModuleGraph, plan: LayoutPlan, state: PyTree) -> tuple[Self, Any]:
         """Create a module with these arrays, placed as planned; return its training state and the module."""
         leaves = jax.tree.leaves(state)
         module = graph.merge(*graph.nest(leaves))
@@ -38,11 +36,6 @@ class StateCell(BorrowedArrays):
         for place, array in zip(places, leaves, strict=True):
             place.keep(array)
         return cls(graph, plan, places), module
-
-    @property
-    def kinds(self) -> str:
-        """The kinds of variables of a foreign module; empty for layers."""
-        return self.graph.described_kinds() if self.graph.is_foreign else ""
 
     def row(self, path: str) -> Row:
         """Return the row of a variable in the plan."""

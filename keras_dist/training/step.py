@@ -5,13 +5,11 @@ is exact for every module and loss, also for foreign BatchNorm, and costs one pr
 the layout of the parameter and then that of its slots: Shardy otherwise gathers Adam's arrays of replicated biases.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -75,13 +73,13 @@ class Draw:
     words: Any  # [seed, number of the evaluation or prediction, batch], uint32 (3,)
 
     @classmethod
-    def begun(cls, seed: int, run: int) -> Draw:
+    def begun(cls, seed: int, run: int) -> Self:
         """Return the position of the first batch."""
         return cls(np.array([seed, run, 0], np.uint32))
 
-    def after(self, batches: int) -> Draw:
+    def after(self, batches: int) -> Self:
         """Return the position `batches` batches later."""
-        return Draw(self.words + np.array([0, 0, batches], np.uint32))
+        return type(self)(self.words + np.array([0, 0, batches], np.uint32))
 
     def key(self) -> jax.Array:
         """Return the key of the batch (traced), distinct from all keys of training steps."""
