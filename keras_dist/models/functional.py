@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from keras_dist._support.located_warnings import warn
@@ -116,7 +117,7 @@ class Graph:
 
     def structured(self, outputs: PyTree) -> PyTree:
         """Arrange output values in the structure in which the outputs were given."""
-        return jax.tree.unflatten(jax.tree.structure(self.outputs), jax.tree.leaves(outputs, is_leaf=_is_shape))
+        return jax.tree.unflatten(jax.tree.structure(self.outputs), jax.tree.leaves(outputs, is_leaf=is_shape))
 
     @property
     def starts(self) -> list[Any]:
@@ -354,5 +355,6 @@ def _is_optional(spec: KerasTensor) -> bool:
     return bool(getattr(spec.node and spec.node.operation, "optional", False))
 
 
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and all(size is None or isinstance(size, int) for size in value)
+def is_shape(value: Any) -> bool:
+    """Whether a value is a shape, maybe with unknown dims."""
+    return isinstance(value, tuple | list) and all(size is None or isinstance(size, int | np.integer) for size in value)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
-import numpy as np
 from flax import nnx
 
 from keras_dist._support.arguments import check_int, names_unknown_keywords
@@ -21,7 +20,7 @@ from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.stacked_layers import is_block
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.content_methods import ContentMethods
-from keras_dist.models.functional import connect
+from keras_dist.models.functional import connect, is_shape
 from keras_dist.models.runtime import ModuleSource, adopt, module_is_apart
 from keras_dist.models.summary import summary_table
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
@@ -251,7 +250,7 @@ class Model(ContentMethods):
         if input_shape is None:
             self._with_weights()
             return
-        self._build_for(jax.tree.map(lambda shape: KerasTensor(shape, self.dtype), input_shape, is_leaf=_is_shape))
+        self._build_for(jax.tree.map(lambda shape: KerasTensor(shape, self.dtype), input_shape, is_leaf=is_shape))
 
     build.creates_weights = True  # type: ignore[attr-defined]  # of its layers; the model itself has none
 
@@ -328,7 +327,3 @@ class Model(ContentMethods):
             print_fn(render(table, line_length=line_length))
         elif is_chief():
             sys.stdout.write(f"{render(table, line_length=line_length)}\n")
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple | list) and all(size is None or isinstance(size, int | np.integer) for size in value)

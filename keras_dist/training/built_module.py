@@ -225,7 +225,7 @@ class BuiltModule:
 
         def call() -> PyTree:
             copied = lambda given: run(given, self.forward.module(trainable, rest))  # noqa: E731
-            return self.forward.with_padding(run, (args, kwargs), args[:1] or kwargs, copied)
+            return self.forward.with_padding(run, (args, kwargs), args[:1] or kwargs, copied)[0]
 
         rows = next((np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)), None)
         with call_context.entered(training, anew=True) as context:

@@ -213,23 +213,19 @@ class Forward:
         def call(module: Any, x: PyTree) -> PyTree:
             return self.run(module, at, constrain_inputs(x, self.distribution), training)
 
-        if not self.pads:
-            return call(module, x), None
-
         def call_copy(x: PyTree) -> PyTree:
             with call_context.entered(training, anew=True):
                 return call(self.module(*self.graph.split(module)), x)
 
-        multiple = rows_multiple(x, self.distribution)
-        return over_padded_rows(functools.partial(call, module), x, multiple, self.distribution, call_copy)
+        return self.with_padding(functools.partial(call, module), x, x, call_copy)
 
     def with_padding(
         self, call: Callable[[Any], PyTree], arguments: Any, x: PyTree, call_copy: Callable[[Any], PyTree]
-    ) -> PyTree:
-        """Return the outputs of `call(arguments)`, padded where the mesh does not divide the rows of `x`."""
+    ) -> tuple[PyTree, PyTree | None]:
+        """Return the outputs of `call(arguments)`, padded where the mesh does not divide `x`, and which have rows."""
         if not self.pads:
-            return call(arguments)
-        return over_padded_rows(call, arguments, rows_multiple(x, self.distribution), self.distribution, call_copy)[0]
+            return call(arguments), None
+        return over_padded_rows(call, arguments, rows_multiple(x, self.distribution), self.distribution, call_copy)
 
     def run(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
         """Return the outputs for `x` in training or evaluation mode; floats are float32 under a mixed policy."""
