@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from keras_dist._support.missing_names import missing_from
 from keras_dist.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
 from keras_dist.callbacks.callback import Callback as Callback
+from keras_dist.callbacks.callback import LambdaCallback as LambdaCallback
 from keras_dist.callbacks.callback_list import CallbackList as CallbackList
-from keras_dist.callbacks.csv_logger import CSVLogger as CSVLogger
 from keras_dist.callbacks.early_stopping import EarlyStopping as EarlyStopping
+from keras_dist.callbacks.history import CSVLogger as CSVLogger
 from keras_dist.callbacks.history import History as History
-from keras_dist.callbacks.lambda_callback import LambdaCallback as LambdaCallback
-from keras_dist.callbacks.learning_rate_scheduler import LearningRateScheduler as LearningRateScheduler
+from keras_dist.callbacks.learning_rates import LearningRateScheduler as LearningRateScheduler
+from keras_dist.callbacks.learning_rates import ReduceLROnPlateau as ReduceLROnPlateau
 from keras_dist.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
-from keras_dist.callbacks.orbax_checkpoint import OrbaxCheckpoint as OrbaxCheckpoint
-from keras_dist.callbacks.progbar_logger import ProgbarLogger as ProgbarLogger
-from keras_dist.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau as ReduceLROnPlateau
+from keras_dist.callbacks.model_checkpoint import OrbaxCheckpoint as OrbaxCheckpoint
+from keras_dist.callbacks.progbar import ProgbarLogger as ProgbarLogger
 from keras_dist.callbacks.swap_ema_weights import SwapEMAWeights as SwapEMAWeights
 from keras_dist.callbacks.tensorboard import TensorBoard as TensorBoard
 from keras_dist.callbacks.terminate_on_nan import TerminateOnNaN as TerminateOnNaN

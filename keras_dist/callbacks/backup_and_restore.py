@@ -4,15 +4,13 @@ SIGTERM is handled only while a callback has `on_train_interrupt`, or in a job o
 swallows signals without saving is worse than none.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 
 from keras_dist._support.arguments import check_path
 from keras_dist._support.located_warnings import warn
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
-from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
+from keras_dist.callbacks.model_checkpoint import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.checkpoint import CheckpointManager
 from keras_dist.checkpoint.manager import check_number_kept
 from keras_dist.distribution.jobs import heartbeat
@@ -99,15 +97,12 @@ class BackupAndRestore(Callback):
         self._has_recorded = False
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Return whether batches are counted."""
         return mode == "train" and isinstance(self.save_freq, int)
 
     def get_state(self) -> dict[str, int]:
-        """Return the numbers of batches."""
         return {"batches": self._batches, "saved_at": self._batches, "last_batch": self._last_batch}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Set the numbers of batches."""
         self._batches, self._saved_at, self._last_batch = state["batches"], state["saved_at"], state["last_batch"]
 
     def on_train_begin(self, logs: Logs | None = None) -> None:

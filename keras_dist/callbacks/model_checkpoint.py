@@ -1,23 +1,31 @@
-"""`ModelCheckpoint`: saves the model at some frequency, or whenever it has improved."""
+"""`ModelCheckpoint` and `OrbaxCheckpoint`: save the model at some frequency, or whenever it has improved.
 
-from __future__ import annotations
+Saves after some time follow the clock of the first process, which reads it at steps that it announces in advance:
+clocks differ, and asking at each step would make all processes wait.
+"""
 
+import contextlib
+import datetime
 import math
 import os
+import time
 from collections import ChainMap
 from typing import Any
 
 import numpy as np
 
-from keras_dist._support.arguments import check_number
+from keras_dist._support.arguments import argument_error, check_int, check_number, check_path
 from keras_dist.callbacks.callback import Logs, Mode
-from keras_dist.callbacks.monitor_callback import MonitorCallback
-from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
+from keras_dist.callbacks.early_stopping import MonitorCallback
+from keras_dist.checkpoint import CheckpointManager
+from keras_dist.checkpoint.manager import check_number_kept
 from keras_dist.distribution.jobs.job import print_message
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, cause, shorten
 from keras_dist.saving.buckets import folder_path, in_bucket
 from keras_dist.saving.drafts import writing_to
+
+SaveFrequency = int | str | datetime.timedelta
 
 _SUFFIXES = (".safetensors", ".orbax", ".weights.h5", ".weights.json")
 _ENDINGS = " or ".join(map(repr, _SUFFIXES))
@@ -96,7 +104,6 @@ class ModelCheckpoint(MonitorCallback):
         self._timer: SaveTimer | None = None
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Return whether batches are counted."""
         return mode == "train" and isinstance(self.save_freq, int)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -193,3 +200,160 @@ def _checked_path(filepath: Any, save_weights_only: bool) -> str:
         given=f"filepath={shorten(filepath)}, save_weights_only={save_weights_only}",
         fix='for example ModelCheckpoint("model.weights.safetensors", save_weights_only=True)',
     )
+
+
+class OrbaxCheckpoint(ModelCheckpoint):
+    """Saves the model after every epoch, after some number of batches, or whenever a value has improved, by orbax.
+
+    The directory has folders `step_00000012`, named by training steps, written by a `CheckpointManager`: atomically,
+    with checksums, and in a job of several processes by all of them. `load_model(directory)` and
+    `model.load_weights(directory)` read the newest one, on any mesh. To resume training that was killed in the middle
+    of an epoch, use `BackupAndRestore`.
+
+    Args:
+        directory: directory of the states; created if missing.
+        monitor, verbose, save_best_only, mode, save_freq, initial_value_threshold: as in `ModelCheckpoint`.
+        max_to_keep: number of newest states to keep; None for all.
+        save_on_background: whether training continues while a state is being written. A save that fails ends training
+            at the next save, or at the end of training.
+        save_weights_only: whether to save only the weights, for `model.load_weights`.
+
+    Raises:
+        ModelError: an argument is invalid; at the beginning of training, if `mode="auto"` finds no direction.
+        CheckpointError: `max_to_keep` is invalid; in training, when another job writes to the directory, when it has
+            states of later steps, or when a save failed.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import numpy as np
+        >>> import keras_dist as kd
+        >>> folder = pathlib.Path(tempfile.mkdtemp()) / "states"
+        >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+        >>> model.compile("adam", loss="mse")
+        >>> checkpoint = kd.callbacks.OrbaxCheckpoint(folder)
+        >>> history = model.fit(np.ones((4, 3)), np.ones((4, 1)), epochs=2, verbose=0, callbacks=[checkpoint])
+        >>> int(kd.saving.load_model(folder).optimizer.iterations)
+        2
+
+    Differs from Keras: states are named by steps, not by epochs, and have their own format of arrays and JSON. Without
+    a value to compare the model is saved, with a warning.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_best_only: bool = False,
+        mode: str = "auto",
+        save_freq: SaveFrequency = "epoch",
+        initial_value_threshold: float | None = None,
+        max_to_keep: int | None = 1,
+        save_on_background: bool = True,
+        save_weights_only: bool = False,
+    ) -> None:
+        self.directory = check_path("directory", directory, "states")
+        threshold = initial_value_threshold
+        super().__init__(self.directory, monitor, verbose, save_best_only, False, mode, save_freq, threshold)
+        check_number_kept("max_to_keep", max_to_keep)
+        self.max_to_keep = max_to_keep
+        self.save_on_background = save_on_background
+        self.save_weights_only = save_weights_only
+        self._manager: CheckpointManager | None = None
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Determine which values are better, and lock the directory."""
+        super().on_train_begin(logs)
+        self._manager = CheckpointManager(
+            self.model, self.directory, self.max_to_keep, asynchronous=self.save_on_background
+        )
+
+    def on_train_exit(self, error: BaseException | None) -> None:
+        """Wait for the last save, and release the directory."""
+        super().on_train_exit(error)
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.close(error=error)
+
+    def wait_until_finished(self) -> None:
+        """Wait for the save in the background.
+
+        Raises:
+            CheckpointError: the save failed.
+        """
+        if self._manager is not None:
+            self._manager.wait_until_finished()
+
+    def _path(self, numbers: object, logs: Logs) -> str:
+        return os.fspath(self.directory)
+
+    def _write(self, path: str) -> None:
+        if self._manager is None:
+            given = "a hook that was called outside of fit"
+            raise ModelError("OrbaxCheckpoint: no training is running", given=given, fix="pass the callback to fit")
+        snapshot = self.model.snapshot(with_config=not self.save_weights_only)
+        if self.save_weights_only:
+            snapshot = snapshot.part([name for name in snapshot.arrays if name.startswith("variables/")], {})
+        self._manager.save(snapshot)
+
+
+def check_save_freq(save_freq: SaveFrequency) -> SaveFrequency:
+    """Return `save_freq` if it is "epoch", a number of batches, or a duration."""
+    others = "'epoch', or a positive datetime.timedelta"
+    if isinstance(save_freq, datetime.timedelta):
+        if save_freq <= datetime.timedelta():
+            raise argument_error("save_freq", save_freq, others, example=datetime.timedelta(minutes=10))
+        return save_freq
+    if isinstance(save_freq, str) and save_freq == "epoch":
+        return save_freq
+    return check_int("save_freq", save_freq, 1, alternative=others, example=100)
+
+
+class SaveTimer:
+    """Decides when to save, at the same step in all processes of a job, by the clock of the first process.
+
+    The processes exchange messages only at some steps: whenever the first process looks at its clock, it announces the
+    number of steps until it looks again. That is half of the steps that fit into the remaining time, at the current
+    speed, and at most twice the last number, since the first steps of a program are only dispatched, or compiled. So it
+    looks about `2 * log2(steps between saves)` times between two saves. If steps become slower by a factor f, the save
+    is late by at most f / 2 of the remaining time.
+    """
+
+    def __init__(self, interval: datetime.timedelta) -> None:
+        self._seconds = interval.total_seconds()
+        self._job = Rendezvous("when to save")
+        self._last_save = self._looked = time.monotonic()
+        self._steps, self._wait = 0, 1
+
+    def is_due(self, steps: int) -> bool:
+        """Return whether to save now, after `steps` further steps. All processes must call it at the same steps."""
+        self._steps += steps
+        if self._steps < self._wait:
+            return False
+        wait = self._job.first(self._look, int)
+        self._steps, self._wait = 0, max(wait, 1)
+        return wait == 0
+
+    def _look(self) -> int:
+        """Return the number of steps until the next look; 0 if a save is due."""
+        now = time.monotonic()
+        seconds, self._looked = now - self._looked, now
+        left = self._last_save + self._seconds - now
+        if left <= 0:
+            self._last_save = now
+            return 0
+        if self._job.processes == 1:
+            return 1
+        most = 2 * self._wait
+        return max(1, int(min(most, left / 2 * self._steps / seconds))) if seconds > 0 else most
+
+    def leave(self, error: BaseException | None) -> None:
+        """Report an error to the processes that wait for this one."""
+        if error is not None:
+            with contextlib.suppress(RuntimeError):  # the coordinator may have exited, too
+                self._job.give_up(error)
+
+
+def timer_of(save_freq: SaveFrequency) -> SaveTimer | None:
+    """Return a timer that starts now, if `save_freq` is a duration. All processes of a job must call it."""
+    return SaveTimer(save_freq) if isinstance(save_freq, datetime.timedelta) else None

@@ -1,7 +1,5 @@
 """`SwapEMAWeights`: evaluates, and saves, averages of the weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs
@@ -28,7 +26,6 @@ class SwapEMAWeights(Callback):
         self._is_swapped = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Restore the weights."""
         if self.swap_on_epoch:
             self._swap(False)
 
@@ -42,25 +39,16 @@ class SwapEMAWeights(Callback):
                 self._is_swapped = False
 
     def on_train_exit(self, error: BaseException | None) -> None:
-        """Restore the weights if training fails."""
         if error is not None:
             self._swap(False)
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Swap in the averaged weights."""
         self._swap(True)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """Restore the weights."""
         self._swap(False)
 
-    def on_predict_begin(self, logs: Logs | None = None) -> None:
-        """Swap in the averaged weights."""
-        self._swap(True)
-
-    def on_predict_end(self, logs: Logs | None = None) -> None:
-        """Restore the weights."""
-        self._swap(False)
+    on_predict_begin, on_predict_end = on_test_begin, on_test_end
 
     def _swap(self, to_averages: bool) -> None:
         if self._is_swapped == to_averages:

@@ -1,7 +1,5 @@
 """`TensorBoard`: logs, weights, the layout table and a profile, for TensorBoard."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
@@ -16,7 +14,7 @@ from keras_dist._support.arguments import argument_error, check_int, check_path
 from keras_dist._support.extras import import_extra
 from keras_dist._support.types import ArrayLike
 from keras_dist.callbacks.callback import Callback, Logs, Mode
-from keras_dist.callbacks.learning_rate_scheduler import log_rates
+from keras_dist.callbacks.learning_rates import log_rates
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.drafts import writing_to
@@ -88,7 +86,6 @@ class TensorBoard(Callback):
         return mode == "train" and bool(self.update_freq or self._first_profiled)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Write the layout table."""
         self._close()
         self._steps = self._steps_before_epoch = 0
         self._epoch = -1
@@ -98,18 +95,15 @@ class TensorBoard(Callback):
             self.write_text("layout", str(self.model.layout_plan))
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Close the files."""
         self._is_training = False
         self._close()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Note the time."""
         if epoch != self._epoch:  # otherwise it is resumed
             self._epoch, self._steps_before_epoch = epoch, self._steps
         self._epoch_began = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Write logs and weights."""
         train = {name: value for name, value in (logs or {}).items() if not name.startswith("val_")}
         if self.write_steps_per_second:
             seconds = time.monotonic() - self._epoch_began
@@ -143,7 +137,6 @@ class TensorBoard(Callback):
             self._end_profile()
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """Write the logs of an evaluation."""
         if is_chief():
             self._write(_VALIDATION, "evaluation_{}_vs_iterations", logs or {}, self._steps)
             if not self._is_training:

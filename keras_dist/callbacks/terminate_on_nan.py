@@ -1,7 +1,5 @@
 """`TerminateOnNaN`: ends training when the loss is not finite."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -66,7 +64,6 @@ class TerminateOnNaN(Callback):
         self._begun: tuple[int, Any] = (0, None)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Reset the state."""
         self._finite = _FiniteFlags(self.model._with_weights().cell)
         self._unread = None
 
@@ -83,7 +80,6 @@ class TerminateOnNaN(Callback):
             self._unread = _Execution(first, batch, flags, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Read the last loss."""
         self._read()
 
     def _read(self) -> None:

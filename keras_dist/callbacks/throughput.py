@@ -4,8 +4,6 @@ The model makes the plan: callbacks do not import the planner. Utilization is th
 multiplications at the peak of the chip, divided by the measured time of a step.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from typing import Any
@@ -65,7 +63,6 @@ class Throughput(Callback):
         self._before: Timing | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Plan the step."""
         self._before = self._roofline = None
         try:
             report = self.model.plan(target=self.target, remat="none", compiles=False)
@@ -78,14 +75,12 @@ class Throughput(Callback):
             self._roofline = report.verdict.rooflines["propagated"]
 
     def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
-        """Add the figures of the epoch to its logs."""
         before, self._before = self._before, self.model.history.timing
         if logs is not None and self._before is not None:
             for name, value in self._measured(self._before, before).items():
                 logs.setdefault(name, value)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Print the figures of the training beside the plan."""
         if self.verbose and self._before is not None and self._before.steps and is_chief():
             measured, planned = self._measured(self._before), self._planned()
             lines = [(name, _text(name, value), _text(name, planned.get(name))) for name, value in measured.items()]

@@ -29,7 +29,7 @@ from keras_dist.distribution.placement import place_copy
 from keras_dist.dtensor.layout import is_dtensor, layout_of
 from keras_dist.dtensor.tensors import shown
 from keras_dist.errors import LayoutError, ModelError, shorten
-from keras_dist.training.interrupt import interrupt_between_steps, shield
+from keras_dist.training.loop import interrupt_between_steps, shield
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -1,14 +1,12 @@
 """Conversion of losses from and to names and configs."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from keras_dist._support.signatures import in_keras_order, takes
 from keras_dist.errors import ModelError
-from keras_dist.losses.auto_crossentropy import NAMES, crossentropy_by_shapes
+from keras_dist.losses.crossentropies import CROSSENTROPY_NAMES, crossentropy_by_shapes
 from keras_dist.losses.loss import Loss, LossFunctionWrapper
 from keras_dist.saving.object_registry import ObjectRegistry
 from keras_dist.saving.serialization import serialize_keras_object
@@ -56,7 +54,7 @@ def get(identifier: Any) -> Any:
 
 def as_loss(identifier: Any) -> Loss:
     """Return `get(identifier)` as a `Loss`; functions of `(logits, labels)`, as in optax, are called in that order."""
-    if isinstance(identifier, str) and identifier.lower() in NAMES:
+    if isinstance(identifier, str) and identifier.lower() in CROSSENTROPY_NAMES:
         return LossFunctionWrapper(crossentropy_by_shapes, name=identifier)
     found = get(identifier)
     if isinstance(found, Loss):

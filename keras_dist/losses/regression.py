@@ -1,8 +1,6 @@
-"""Losses of predicted numbers: squared, absolute, relative and logarithmic errors, Huber, log-cosh, cosine."""
+"""Losses of predicted numbers, counts and distributions, and hinge losses of scores."""
 
 # pyright: reportMissingTypeStubs=false
-
-from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
@@ -131,3 +129,89 @@ class CosineSimilarity(FunctionLoss, function=cosine_similarity):
         dtype: DTypeLike | None = None,
     ) -> None:
         super().__init__(reduction, name, dtype, axis=axis)
+
+
+def kl_divergence(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
+    """`sum(y_true * log(y_true / y_pred), axis=-1)`, (batch, ...), with probabilities clipped to [1e-7, 1].
+
+    Args:
+        y_true, y_pred: probabilities (batch, ..., classes).
+
+    Raises:
+        ModelError: the shapes differ.
+    """
+    y_true, y_pred = (jnp.clip(p, epsilon(), 1) for p in matched("kl_divergence", y_true, y_pred))
+    return optax.losses.kl_divergence(jnp.log(y_pred), y_true)
+
+
+def poisson(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
+    """`mean(y_pred - y_true * log(y_pred), axis=-1)`, (batch, ...).
+
+    Args:
+        y_true: counts (batch, ..., n).
+        y_pred: rates above 0 (batch, ..., n).
+
+    Raises:
+        ModelError: the shapes differ.
+    """
+    y_true, y_pred = matched("poisson", y_true, y_pred)
+    return jnp.mean(y_pred - y_true * jnp.log(y_pred + epsilon()), axis=-1)
+
+
+class KLDivergence(FunctionLoss, function=kl_divergence):
+    """`sum(y_true * log(y_true / y_pred))` as a `Loss`. Arguments as in `Loss`."""
+
+
+class Poisson(ElementwiseLoss, function=poisson):
+    """`mean(y_pred - y_true * log(y_pred))` as a `Loss`. Arguments as in `Loss`."""
+
+
+def hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
+    """`mean(max(1 - y_true * y_pred, 0), axis=-1)`, (batch, ...).
+
+    Args:
+        y_true: -1 or 1; a batch of 0 and 1 is converted.
+        y_pred: scores (batch, ..., n).
+
+    Raises:
+        ModelError: the shapes differ.
+    """
+    y_true, y_pred = matched("hinge", y_true, y_pred)
+    return jnp.mean(optax.hinge_loss(y_pred, _signs(y_true)), axis=-1)
+
+
+def squared_hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
+    """`mean(max(1 - y_true * y_pred, 0)**2, axis=-1)`. Arguments as in `hinge`."""
+    y_true, y_pred = matched("squared_hinge", y_true, y_pred)
+    return jnp.mean(optax.hinge_loss(y_pred, _signs(y_true)) ** 2, axis=-1)
+
+
+def categorical_hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
+    """`max(neg - pos + 1, 0)` with `pos = sum(y_true * y_pred, axis=-1)`, `neg = max((1 - y_true) * y_pred, axis=-1)`.
+
+    Args:
+        y_true: one-hot rows (batch, ..., classes).
+        y_pred: scores (batch, ..., classes).
+    """
+    y_true, y_pred = matched("categorical_hinge", y_true, y_pred)
+    pos = jnp.sum(y_true * y_pred, axis=-1)
+    neg = jnp.max((1.0 - y_true) * y_pred, axis=-1)
+    return jnp.maximum(neg - pos + 1.0, 0.0)
+
+
+def _signs(y_true: jax.Array) -> jax.Array:
+    """Convert a batch of 0 and 1 to -1 and 1."""
+    is_binary = jnp.all((y_true == 0) | (y_true == 1))
+    return jnp.where(is_binary, 2 * y_true - 1, y_true)
+
+
+class Hinge(ElementwiseLoss, function=hinge):
+    """`mean(max(1 - y_true * y_pred, 0))` as a `Loss`. Arguments as in `Loss`."""
+
+
+class SquaredHinge(ElementwiseLoss, function=squared_hinge):
+    """`mean(max(1 - y_true * y_pred, 0)**2)` as a `Loss`. Arguments as in `Loss`."""
+
+
+class CategoricalHinge(FunctionLoss, function=categorical_hinge):
+    """`max(neg - pos + 1, 0)` as a `Loss`; see `categorical_hinge`. Arguments as in `Loss`."""

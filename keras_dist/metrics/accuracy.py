@@ -1,13 +1,11 @@
 """Accuracies: fractions of correct predictions."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 
 from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
-from keras_dist.losses.auto_crossentropy import kind_by_shapes
+from keras_dist.losses.crossentropies import kind_by_shapes
 from keras_dist.losses.targets import align_ranks, as_arrays
 from keras_dist.metrics.reduction import FunctionMetric
 from keras_dist.saving.registry import register_keras_serializable

@@ -2,14 +2,12 @@
 
 # pyright: reportUnknownVariableType=false
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 from keras_dist._support.signatures import in_keras_order, takes
 from keras_dist.errors import ModelError
-from keras_dist.losses.auto_crossentropy import NAMES, crossentropy_by_shapes
+from keras_dist.losses.crossentropies import CROSSENTROPY_NAMES, crossentropy_by_shapes
 from keras_dist.metrics.accuracy import accuracy_by_shapes
 from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import MeanMetricWrapper
@@ -19,7 +17,7 @@ from keras_dist.saving.serialization import serialize_keras_object
 _BY_SHAPES = {
     "accuracy": (accuracy_by_shapes, "up"),
     "acc": (accuracy_by_shapes, "up"),
-    **dict.fromkeys(NAMES, (crossentropy_by_shapes, "down")),
+    **dict.fromkeys(CROSSENTROPY_NAMES, (crossentropy_by_shapes, "down")),
 }
 
 

@@ -5,12 +5,11 @@ subclass with `add_variable`. States travel through the compiled steps, replicat
 reads. Totals are float32: adding a batch rounds by one part in 2**24, so that a total grows up to 2**24 batches.
 """
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
-from __future__ import annotations
-
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -19,11 +18,12 @@ import numpy as np
 
 from keras_dist._support.arguments import check_is_mesh
 from keras_dist._support.array_operators import value_of, values_in
+from keras_dist._support.lending import Borrower, Lendable
 from keras_dist._support.signatures import takes
-from keras_dist._support.stateless_scope import StatelessScope
+from keras_dist._support.stateless_scope import StatelessScope, trace_error
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
+from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
-from keras_dist.metrics.metric_state import MetricState
 from keras_dist.saving.configurable import Configurable, not_initialised
 from keras_dist.saving.object_registry import snake_case
 from keras_dist.variables import Variable
@@ -234,3 +234,83 @@ def _resolved_dtype(dtype: Any) -> np.dtype:
 def _metrics_in(value: Any) -> list[Metric]:
     items: Any = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
     return [item for item in items if isinstance(item, Metric)]
+
+
+class MetricState(Borrower):
+    """Owner of the array of a metric variable.
+
+    A step does not wait for its metrics: state on devices is copied to the host only when it is read. Initial values
+    stay on the host until then, so that planning allocates nothing.
+    """
+
+    def __init__(self, array: jax.Array | np.ndarray) -> None:
+        self._array: Any = array
+        self._is_read = False
+
+    def array_of(self, variable: Lendable) -> jax.Array:
+        with jax.ensure_compile_time_eval():
+            self._array = jnp.asarray(self._array)  # pyright: ignore[reportUnknownMemberType]
+        return self._array
+
+    def unshared(self, variable: Lendable) -> jax.Array:
+        """Return the state; copy it first if it was read."""
+        if self._is_read:
+            self.set_to_copy(variable, self._array)
+        return self.array_of(variable)
+
+    def copy_of(self, variable: Lendable) -> jax.Array:
+        """Return the state as an array on no mesh."""
+        if not self._is_read:
+            self.set_to_copy(variable, np.asarray(self._array))
+            self._is_read = True
+        return self._array
+
+    def take(self, variable: Lendable, array: Any) -> None:
+        self._array, self._is_read = array, False
+
+    def set_to_copy(self, variable: Lendable, value: Any) -> None:
+        if is_traced(value):
+            raise trace_error(variable.path)  # pyright: ignore[reportArgumentType]
+        with jax.ensure_compile_time_eval():
+            self.take(variable, jnp.array(value, variable.dtype))  # pyright: ignore[reportUnknownMemberType]
+
+
+@contextlib.contextmanager
+def no_plain_state(metric: Metric) -> Generator[None, None, None]:
+    """Context manager: raise if tracing the update of `metric` changes a plain attribute.
+
+    Python runs an update once for each compiled step, not for each batch: `self.count += 1` would count once.
+    """
+    before = _attributes(metric)
+    yield
+    after = _attributes(metric)
+    for name, value in after.items():
+        if name not in before or not _is_same(before[name], value):
+            summary = f"metric {metric.name!r} keeps state in the plain attribute `{name}`"
+            given = f"{type(metric).__name__}.{name} = {shorten(value)}, before the update {shorten(before.get(name))}"
+            fix = f"self.{name} = self.add_variable((), name={name!r}) in __init__, and assign to it in update_state"
+            raise ModelError(summary, given=given, fix=fix)
+
+
+def _attributes(metric: Metric) -> dict[str, Any]:
+    return {name: _snapshot(value) for name, value in vars(metric).items() if not isinstance(value, Metric)}
+
+
+def _snapshot(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _snapshot(item) for key, item in value.items()}
+    return type(value)(map(_snapshot, value)) if type(value) in (list, tuple, set) else value
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    if before is after:
+        return True
+    if type(before) is not type(after):
+        return False
+    if isinstance(after, dict):
+        return before.keys() == after.keys() and all(_is_same(before[key], after[key]) for key in after)
+    if isinstance(after, list | tuple):
+        return len(before) == len(after) and all(map(_is_same, before, after))
+    if isinstance(after, np.ndarray):
+        return np.array_equal(before, after)
+    return isinstance(after, bool | int | float | str | bytes | set | np.generic) and before == after

@@ -2,8 +2,6 @@
 
 # pyright: reportUnknownMemberType=false
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -36,7 +34,6 @@ class Sum(Metric):
         self.total.assign_add(jnp.sum(values))
 
     def result(self) -> jax.Array:
-        """Return the sum so far."""
         return jnp.asarray(self.total)
 
 
@@ -64,7 +61,6 @@ class Mean(Metric):
         self.count.assign_add(jnp.size(values) if weight is None else jnp.sum(weight))
 
     def result(self) -> jax.Array:
-        """Return the mean so far."""
         return divide_no_nan(self.total.value, self.count.value)
 
 
@@ -93,7 +89,6 @@ class MeanMetricWrapper(Mean):
         return getattr(self._fn, "__module__", "").startswith("keras_dist.")
 
     def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: ArrayLike | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Add a batch."""
         with integer_checks.counting(sample_weight):
             values = self._fn(y_true, y_pred, **self._fn_kwargs)
         rows = [jnp.shape(leaf)[0] for leaf in jax.tree.leaves(y_pred) if jnp.ndim(leaf)]

@@ -19,15 +19,14 @@ from keras_dist._support.arguments import argument_error, check_number, check_op
 from keras_dist.errors import ModelError, did_you_mean, nearest
 from keras_dist.layers import EinsumDense, Embedding, Layer, MixtureOfExperts
 from keras_dist.layers.lora import Adapted, Factors, LoraLayer, owner_of
-from keras_dist.models.adoption import change_weights
+from keras_dist.models.initialization import change_weights
 from keras_dist.models.runtime import Adapters
 from keras_dist.storage.adapter_files import common_and_others
 from keras_dist.storage.adapter_modules import Kind
 from keras_dist.storage.lora_weights import merged_weights
 from keras_dist.training.adapters import ROOT, add_factors, is_factor, remove_factors
-from keras_dist.training.array_positions import positions_of
 from keras_dist.training.built_model import BuiltModel
-from keras_dist.training.graph import compile_rule
+from keras_dist.training.graph import compile_rule, positions_of
 from keras_dist.training.naming import layers_below
 from keras_dist.variables.variable import Variable
 

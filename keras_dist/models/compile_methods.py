@@ -1,7 +1,5 @@
 """`CompileMethods`: the arguments of `Model.compile`, and the optimizers and steps that follow from them."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -16,17 +14,15 @@ from keras_dist.layers import Layer
 from keras_dist.models.fitting import check_steps
 from keras_dist.models.step_methods import StepMethods
 from keras_dist.optimizers.loss_scale import with_loss_scale
+from keras_dist.training.activations import resolve_remat
 from keras_dist.training.compile_config import CompileConfig, StepOptions
 from keras_dist.training.compile_metrics import ModelMetrics
-from keras_dist.training.logged_values import check_report
 from keras_dist.training.loop import Mode
-from keras_dist.training.objective import Objective, check_free, resolve_objective
-from keras_dist.training.optimization import DEFAULT, as_optimizer
+from keras_dist.training.objective import Objective, check_free, check_report, resolve_objective
+from keras_dist.training.optimization import DEFAULT, TrainState, as_optimizer
 from keras_dist.training.outputs import Outputs
-from keras_dist.training.rematerialisation import resolve_remat
 from keras_dist.training.step import Batch, TrainStep
 from keras_dist.training.step_protocol import PARTS, StepProtocol
-from keras_dist.training.train_state import TrainState
 
 _BOOLS = (False, True)
 

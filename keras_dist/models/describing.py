@@ -1,19 +1,34 @@
-"""Descriptions of models for files: configs, arguments of `compile`, and dtype policies."""
+"""Descriptions of models for files and copies: configs, arguments of `build` and `compile`, dtype policies, values.
+
+A copy goes through config, arguments of `compile` and arrays on the host, as in Keras: the arrays of a model have one
+owner, and a copy is a model of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax
+import numpy as np
+from flax import traverse_util
+
 from keras_dist._support.located_warnings import warn
-from keras_dist.errors import CheckpointWarning, ConfigError
+from keras_dist._support.types import PyTree
+from keras_dist._unstable.jax_internals import is_key_dtype, key_impl
+from keras_dist.distribution.placement import host_copy, place_copy
+from keras_dist.errors import CheckpointWarning, ConfigError, ModelError, shorten
+from keras_dist.mixed_precision import under_policy
 from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described, check_not_of_keras
-from keras_dist.saving import serialize_keras_object
-from keras_dist.saving.serialization import is_lambda
-from keras_dist.saving.shared_objects import one_config_written
+from keras_dist.models.model_distribution import in_place_of
+from keras_dist.saving import deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.serialization import is_lambda, lambdas_kept
+from keras_dist.saving.shared_objects import one_config_read, one_config_written
 from keras_dist.storage.keras_files import Description
-from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY
+from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY, names_of
+from keras_dist.symbolic.tensors import KerasTensor
 
 if TYPE_CHECKING:
     from keras_dist.models.saving_methods import SavingMethods
@@ -79,3 +94,157 @@ def written_compile(model: SavingMethods) -> dict[str, Any]:
             CheckpointWarning,
         )
         return {}
+
+
+_END = "_shape"
+
+
+def written_build(model: SavingMethods) -> dict[str, Any] | None:
+    """Return the argument of `build_as`; None without weights, or if none is needed. See `Model.get_build_config`."""
+    runtime = model._runtime
+    if model._graph is not None or (runtime.built_for is None and not runtime.built_by_name):
+        return None
+    if runtime.built_for is not None:
+        return {"input_shape": _shapes(runtime.built_for), "input_dtype": _dtypes(runtime.built_for)}
+    return {
+        "shapes_dict": {f"{name}{_END}": _shapes(tensors) for name, tensors in runtime.built_by_name.items()},
+        "input_dtype": {name: _dtypes(tensors) for name, tensors in runtime.built_by_name.items()},
+    }
+
+
+def build_as(model: SavingMethods, config: Mapping[str, Any]) -> None:
+    """Create the weights of a model for the inputs that `written_build` or Keras described."""
+    dtypes = config.get("input_dtype")
+    if "shapes_dict" in config:
+        shapes = {name.removesuffix(_END): shape for name, shape in config["shapes_dict"].items()}
+        tensors = {
+            name: KerasTensor(shape, model.dtype) if dtypes is None else _tensors(shape, dtypes[name])
+            for name, shape in shapes.items()
+        }
+        if model._built is None:
+            model._create_weights((), tensors)
+    elif dtypes is None:
+        model.build(config["input_shape"])
+    else:
+        model._build_for(_tensors(config["input_shape"], dtypes))
+
+
+def _shapes(tensors: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: list(leaf.shape), tensors)
+
+
+def _dtypes(tensors: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf.dtype, tensors)
+
+
+def _tensors(shapes: PyTree, dtypes: PyTree) -> PyTree:
+    flat, structure = jax.tree.flatten(dtypes)
+    pairs = zip(structure.flatten_up_to(shapes), flat, strict=True)
+    return structure.unflatten([KerasTensor(shape, dtype) for shape, dtype in pairs])
+
+
+def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the `__reduce__` value of a model: it is recreated on the current distribution, with optimizer state."""
+    if jax.process_count() > 1:
+        summary = f"model {model.name!r} cannot be pickled or copied in a job of several processes"
+        given = f"{jax.process_count()} processes, each of which holds a part of the weights"
+        raise ModelError(summary, given=given, fix="model.save(path) in all of them, then kd.models.load_model(path)")
+    check_described(model)
+    own = {type(owner) for owner in model._owners() if not type(owner).__module__.startswith("keras_dist.")}
+    custom_objects = {cls.__name__: cls for cls in own}
+    with lambdas_kept(), one_config_written():  # `pickle` refuses them itself, and `cloudpickle` takes them
+        documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.identifier)
+    state = None
+    if model._built is not None or model._is_built:
+        session = model._with_weights()
+        with model.at_rest():
+            arrays = [host_copy(array) for array in session.cell.arrays]
+        state = (session.seed, session.fits, dict(zip(names_of(session), arrays, strict=True)))
+    return _unpickled, (custom_objects, *documents, state, written(model._runtime.adapters))
+
+
+def copied(model: SavingMethods) -> Any:
+    """Return a copy of the model with copied arrays, on the same distribution."""
+    make, arguments = reduced(model)
+    made_under = model._runtime.made_under if arguments[4] is None else model._with_weights().distribution
+    with contextlib.nullcontext() if made_under is None else made_under.scope(), in_place_of(model):
+        return make(*arguments)
+
+
+def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, state: Any, lora: Any = None) -> Any:
+    with under_policy(policy):
+        with one_config_read():
+            model = deserialize_keras_object(config, custom_objects)
+        if compiled:
+            model.compile_from_config(compiled)
+    if state is not None:
+        seed, fits, values = state
+        session = model._with_weights()
+        if lora:
+            model.enable_lora(**lora)
+        session.use_seed(seed)
+        session.fits = fits
+        cell = session.cell
+        if missing := [name for name in names_of(session) if name not in values]:
+            summary = f"a copy of model {model.name!r} that is made from its config has other weights"
+            given = f"{', '.join(map(repr, missing[:6]))} in the copy, not in the model"
+            fix = "let get_config and from_config of its layers describe all layers inside of them"
+            raise ModelError(summary, given=given, fix=fix)
+        places = zip(names_of(session), cell.arrays, jax.tree.leaves(cell.state_plan.shardings), strict=True)
+        cell.arrays = [place_copy(_like(array, values[name]), sharding) for name, array, sharding in places]
+    return model
+
+
+def _like(array: Any, value: Any) -> Any:
+    if not is_key_dtype(array.dtype):
+        return value
+    return jax.random.wrap_key_data(value, impl=key_impl(array.dtype))
+
+
+_KINDS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+
+
+def variables_of(model: Any, kind: str) -> list[tuple[str, Any]]:
+    """Return the variables of one kind by path, below the name of their optimizer or metric."""
+    if kind == "metrics_variables":
+        return [(one.path, one) for one in model.metrics_variables]
+    if kind != "optimizer_variables":
+        return [(one.path, one) for one in getattr(model, kind)]
+    found = []
+    for one in model.optimizer.variables:
+        inner = one.path.removeprefix(f"{model.optimizer.name}/").removeprefix("optimizer/").removeprefix("inner/")
+        found.append((f"{model.optimizer.name}/{inner}", one))
+    return found
+
+
+def state_tree_of(model: Any, value_format: str) -> dict[str, Any]:
+    """Return the values of variables as nested dicts; see `Model.get_state_tree`."""
+    if value_format not in ("backend_tensor", "numpy_array"):
+        summary = "get_state_tree: invalid `value_format` argument"
+        raise ModelError(summary, given=shorten(value_format), fix='"backend_tensor" or "numpy_array"')
+    return {kind: _nested(variables_of(model, kind), value_format == "numpy_array") for kind in _KINDS}
+
+
+def set_state_tree_of(model: Any, state_tree: Mapping[str, Any]) -> None:
+    """Set the variables with paths in nested dicts; ignore other paths. See `Model.set_state_tree`."""
+    unknown = [kind for kind in state_tree if kind not in _KINDS]
+    if unknown:
+        fix = f"take the form that get_state_tree() returns: {', '.join(_KINDS)}"
+        raise ModelError("set_state_tree: unknown variable name", given=", ".join(map(repr, unknown)), fix=fix)
+    for kind, tree in state_tree.items():
+        values = traverse_util.flatten_dict(tree, sep="/")
+        for path, variable in variables_of(model, kind):
+            if path in values:
+                variable.assign(values[path])
+
+
+def _nested(variables: Iterable[tuple[str, Any]], is_numpy: bool) -> dict[str, Any]:
+    flat: dict[tuple[str, ...], Any] = {}
+    for path, variable in variables:
+        parts = tuple(path.split("/"))
+        if parts in flat:
+            summary = f"The following variable path is found twice in the model: {path!r}"
+            fix = "give layers and metrics names of their own"
+            raise ModelError(summary, given="two variables of one path", fix=fix)
+        flat[parts] = np.asarray(variable.value) if is_numpy else variable.value
+    return traverse_util.unflatten_dict(flat)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from keras_dist._support.located_warnings import warn
@@ -25,7 +26,7 @@ from keras_dist.symbolic.tensors import KerasTensor, Node, Operation, runs_on_ho
 from keras_dist.training.naming import free_name, name_members
 
 if TYPE_CHECKING:
-    from keras_dist.models.graph_methods import GraphMethods
+    from keras_dist.models.content_methods import ContentMethods
 
 Place = tuple[str, int, int]  # origin of a tensor: name of a step, index of its call, index of an output of the call
 
@@ -116,7 +117,7 @@ class Graph:
 
     def structured(self, outputs: PyTree) -> PyTree:
         """Arrange output values in the structure in which the outputs were given."""
-        return jax.tree.unflatten(jax.tree.structure(self.outputs), jax.tree.leaves(outputs, is_leaf=_is_shape))
+        return jax.tree.unflatten(jax.tree.structure(self.outputs), jax.tree.leaves(outputs, is_leaf=is_shape))
 
     @property
     def starts(self) -> list[Any]:
@@ -242,7 +243,7 @@ def replaced(tree: PyTree, values: Mapping[int, Any]) -> PyTree:
     return jax.tree.map(lambda leaf: values.get(id(leaf), leaf) if isinstance(leaf, KerasTensor) else leaf, tree)
 
 
-def connect(model: GraphMethods, inputs: PyTree, outputs: PyTree) -> None:
+def connect(model: ContentMethods, inputs: PyTree, outputs: PyTree) -> None:
     """Set the graph and the layers of a functional model."""
     nodes = nodes_between(inputs, outputs)
     layers = list({id(node.operation): node.operation for node in nodes if isinstance(node.operation, Layer)}.values())
@@ -354,5 +355,6 @@ def _is_optional(spec: KerasTensor) -> bool:
     return bool(getattr(spec.node and spec.node.operation, "optional", False))
 
 
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and all(size is None or isinstance(size, int) for size in value)
+def is_shape(value: Any) -> bool:
+    """Whether a value is a shape, maybe with unknown dims."""
+    return isinstance(value, tuple | list) and all(size is None or isinstance(size, int | np.integer) for size in value)

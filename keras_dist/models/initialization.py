@@ -1,12 +1,19 @@
-"""The creation of a model's weights: layers are traced, their variables planned, and arrays created sharded."""
+"""The creation of a model's weights: layers are traced, their variables planned, and arrays created sharded.
+
+NNX forbids changing objects in a trace that were made outside. So a model copies its layers inside a trace, builds the
+copies, creates all weights in compiled programs, and moves what building made to the layers of the user. Weights made
+by the layers themselves would be whole on one device. Weights that are added later, as by LoRA, are created here, too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import dataclasses
+import inspect
 import math
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -32,11 +39,10 @@ from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.adoption import adopt, take_static
+from keras_dist.layers.attributes import undone_on_error
 from keras_dist.layers.deferred_weights import build_as_called, check_same, copy_to_build, create_parts, deferred_in
 from keras_dist.layers.names import keras_paths
 from keras_dist.layers.weights import store_paths, walk
-from keras_dist.models.adoption import settle
-from keras_dist.models.build_configs import tensors_by_name
 from keras_dist.models.model_distribution import (
     distribution_now,
     distribution_of_layers,
@@ -48,17 +54,16 @@ from keras_dist.models.model_distribution import (
 from keras_dist.models.runtime import ModelRuntime
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
-from keras_dist.training.array_positions import positions_of
 from keras_dist.training.built_model import BuiltModel, describe
-from keras_dist.training.graph import ModuleGraph, trace_factory
-from keras_dist.training.naming import layers_below, named_layers, with_keras_paths
+from keras_dist.training.graph import ModuleGraph, Trainable, positions_of, split_module, trace_factory
+from keras_dist.training.naming import TrainableFlags, layers_below, named_layers, prefixes, with_keras_paths
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
-from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables import call_context
 
 if TYPE_CHECKING:
     from keras_dist.models.step_methods import StepMethods
+
 
 _check: contextvars.ContextVar[Callable[[Sequence[VariableSpec]], None]] = contextvars.ContextVar(
     "check_of_weights", default=lambda specs: None
@@ -137,7 +142,7 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     session.stated = session.trainability.stated()
     runtime.session, runtime.session_before, runtime.made_under = session, None, chosen
     runtime.built_for = args[0] if len(args) == 1 and not kwargs else None
-    runtime.built_by_name = {} if runtime.built_for is not None else tensors_by_name(model, args, kwargs)
+    runtime.built_by_name = {} if runtime.built_for is not None else _tensors_by_name(model, args, kwargs)
     if runtime.choices is not None:
         session.compile(runtime.choices)
     model._after_creation(args, kwargs)
@@ -210,6 +215,21 @@ def _traced_layers(
     graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, built["names"]), module_paths=module_paths)
     graph = dataclasses.replace(graph, trained=TrainableFlags(model, graph.specs).flags())
     return _TracedLayers(graph, init, distribution, chosen is not None, known, built["with"])
+
+
+def _tensors_by_name(model: StepMethods, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, PyTree]:
+    """Return the symbolic tensors in the arguments of a call, by parameter name."""
+    signature = inspect.signature(model.call)
+    named = {
+        name for name, one in signature.parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    }
+    arguments = signature.bind(*args, **kwargs).arguments
+    return {name: value for name, value in arguments.items() if name in named and _are_tensors(value)}
+
+
+def _are_tensors(value: PyTree) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(isinstance(leaf, KerasTensor) for leaf in leaves)
 
 
 def _built_before(model: StepMethods) -> dict[str, str | None]:
@@ -354,3 +374,72 @@ def _tensor_for_batch(value: Any) -> Any:
         return value
     dtype = jax.dtypes.canonicalize_dtype(value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype)
     return KerasTensor((None, *value.shape[1:]) if value.shape else (), dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModelMembership:
+    """The model of a layer, and the path of the layer in it."""
+
+    session: BuiltModel
+    prefix: str
+
+    def handle(self, variable: nnx.Variable) -> Any:
+        """Return the view of a foreign variable."""
+        path = self.session.cell.path_of(variable)
+        return variable if path is None else self.session.variable(path)
+
+    def add_weights(self, layer: Layer, change: Callable[[], None]) -> None:
+        """Let `change`, such as LoRA, add or replace weights of the layer, and update the model."""
+        change_weights(self.session, {self.prefix: layer}, change)
+
+
+def change_weights(
+    session: BuiltModel, modules: Mapping[str, nnx.Module], change: Callable[[], None], trainable: Trainable = None
+) -> None:
+    """Let `change` add, replace or remove weights of these modules, by path, and update the model; all or nothing."""
+    cell, name = session.cell, " ".join(modules)
+    rows = (row for row in cell.plan.rows if not modules.keys().isdisjoint(prefixes(row.path)))
+    variables = [(row.path, cell.held(row.path)) for row in rows]
+    shared = [path for path, variable in variables if isinstance(variable, Lendable) and len(variable.keepers) > 1]
+    if cell.is_training or shared:
+        given = f"{shared[0]!r}, which another model shares" if shared else "a model that is being trained"
+        fix = "do it before the second model is made" if shared else "do it after fit has ended"
+        which = "the model" if "" in modules else f"layer {name!r}"
+        raise ModelError(f"cannot change the weights of {which} now", given=given, fix=fix)
+    seed = np.uint32((session.seed + zlib.crc32(name.encode())) % 2**32)  # distinct for each layer
+    with contextlib.ExitStack() as undo:
+        for module in modules.values():
+            undo.enter_context(undone_on_error(module))
+        created = call_context.entered(False, anew=True)
+        with _outside_of_models(modules.values()), random.key_stream(jax.random.key(seed)), created:
+            change()
+        graph, _ = split_module(session.model, trainable, needs_values=False)
+        names = keras_paths(session.model).weights
+        names |= {spec.path: spec.keras_path or spec.path for spec in cell.graph.specs}
+        specs = with_keras_paths(graph.specs, names)
+        graph = dataclasses.replace(graph, specs=specs, module_paths=cell.graph.module_paths)
+        plan = session.distribution.plan_variables(graph.specs, graph.treedef)
+    session.extend(graph, plan)
+
+
+@contextlib.contextmanager
+def _outside_of_models(modules: Iterable[nnx.Module]) -> Iterator[None]:
+    """Take layers out of their models inside: a layer of a model may not change its attributes."""
+    runtimes: list[Any] = [module._runtime for module in modules if isinstance(module, Layer)]
+    memberships = [runtime.membership for runtime in runtimes]
+    try:
+        for runtime in runtimes:
+            runtime.membership = None
+        yield
+    finally:
+        for runtime, membership in zip(runtimes, memberships, strict=True):
+            runtime.membership = membership
+
+
+def settle(model: Layer, before: BuiltModel | None, session: BuiltModel) -> None:
+    """Register the model with its layers, except layers of another model."""
+    for path, layer in layers_below(model):
+        runtime: Any = layer._runtime
+        membership = runtime.membership
+        if membership is None or membership.session is before:
+            runtime.membership = ModelMembership(session, path)

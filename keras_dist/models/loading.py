@@ -1,7 +1,5 @@
 """`load_model` and `model_from_json`: models from the files and JSON of `model.save` and `model.to_json`."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -77,7 +75,8 @@ def load_model(
     path, legacy = _path_of_keras(filepath), legacy_path(filepath)
     file = path or legacy
     if file is not None and factory is not None:
-        raise _needs_no_factory(file)
+        fix = "load_model(path)"
+        raise ModelError(f"load_model: {str(file)!r} holds a model of layers", given="a factory", fix=fix)
     with scope, custom_object_scope(custom_objects):
         if path is not None:
             return retried(lambda: load_keras(path, _made, compile))
@@ -252,10 +251,6 @@ def _check_holds_model(folder: pathlib.Path) -> None:
         summary = f"load_model: {str(folder)!r} holds weights, and no model"
         fix = f"make the model in code, and then model.load_weights({str(folder)!r})"
         raise CheckpointError(summary, given=f"a folder with {shorten(files)}", fix=fix)
-
-
-def _needs_no_factory(path: pathlib.Path) -> ModelError:
-    return ModelError(f"load_model: {str(path)!r} holds a model of layers", given="a factory", fix="load_model(path)")
 
 
 def _no_model(stored: Stored) -> CheckpointError:

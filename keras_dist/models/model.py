@@ -1,14 +1,11 @@
 """`Model`: layers that are trained together on the mesh of a distribution."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
-import numpy as np
 from flax import nnx
 
 from keras_dist._support.arguments import check_int, names_unknown_keywords
@@ -22,10 +19,9 @@ from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.stacked_layers import is_block
 from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.models.distribution_methods import DistributionMethods
-from keras_dist.models.functional import connect
-from keras_dist.models.keras_models import adopt
-from keras_dist.models.modules import ModuleSource, module_is_apart
+from keras_dist.models.content_methods import ContentMethods
+from keras_dist.models.functional import connect, is_shape
+from keras_dist.models.runtime import ModuleSource, adopt, module_is_apart
 from keras_dist.models.summary import summary_table
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
 from keras_dist.training.graph import Trainable
@@ -57,7 +53,7 @@ def _then_create_weights(init: Callable[..., None]) -> Callable[..., None]:
     return outermost
 
 
-class Model(DistributionMethods):
+class Model(ContentMethods):
     """Layers that are trained together on the mesh of a distribution.
 
     The distribution is the current one when the model is made, or else when its weights are created. Without any, a
@@ -147,7 +143,7 @@ class Model(DistributionMethods):
         trainable: Trainable = None,
         seed: int | None = None,
         dtype: DTypeLike | DTypePolicy | None = None,
-    ) -> Model:
+    ) -> Self:
         """Create a model from any `flax.nnx.Module`, on the current distribution, by default on the first device.
 
         Under a mixed policy, steps cast floating inputs and parameters (`nnx.Param`) to half precision. Values,
@@ -188,7 +184,7 @@ class Model(DistributionMethods):
         return model._with_its_module()
 
     @classmethod
-    def from_keras(cls, model: Any, *, seed: int | None = None) -> Model:
+    def from_keras(cls, model: Any, *, seed: int | None = None) -> Self:
         """Create a model from a Keras model object, on the current distribution, by default on the first device.
 
         Any built `keras.Model` on Keras's JAX backend is accepted: functional, `Sequential`, subclassed, of KerasHub.
@@ -215,7 +211,7 @@ class Model(DistributionMethods):
         made._runtime.keras_model = source
         return made._with_its_module()
 
-    def _with_its_module(self) -> Model:
+    def _with_its_module(self) -> Self:
         """Create the weights, unless `fit` has to find their layout."""
         if self._awaits_layout is None:
             self._with_weights()
@@ -254,7 +250,7 @@ class Model(DistributionMethods):
         if input_shape is None:
             self._with_weights()
             return
-        self._build_for(jax.tree.map(lambda shape: KerasTensor(shape, self.dtype), input_shape, is_leaf=_is_shape))
+        self._build_for(jax.tree.map(lambda shape: KerasTensor(shape, self.dtype), input_shape, is_leaf=is_shape))
 
     build.creates_weights = True  # type: ignore[attr-defined]  # of its layers; the model itself has none
 
@@ -331,7 +327,3 @@ class Model(DistributionMethods):
             print_fn(render(table, line_length=line_length))
         elif is_chief():
             sys.stdout.write(f"{render(table, line_length=line_length)}\n")
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple | list) and all(size is None or isinstance(size, int | np.integer) for size in value)

@@ -32,10 +32,10 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import DistributionError, LayoutError, LayoutWarning
+from keras_dist.training.activations import resolve_remat
 from keras_dist.training.batch_placement import Examples
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.naming import layers_below
-from keras_dist.training.rematerialisation import resolve_remat
 
 if TYPE_CHECKING:
     from keras_dist.models.trainer import Trainer

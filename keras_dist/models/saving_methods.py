@@ -1,7 +1,5 @@
 """`SavingMethods`: configs, files, exported programs and copies of a model."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -12,12 +10,9 @@ from keras_dist._support.arguments import check_flag, names_unknown_keywords
 from keras_dist._support.types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.errors import ModelError
-from keras_dist.models.build_configs import build_as, written_build
+from keras_dist.models import describing
 from keras_dist.models.config import check_described, graph_config, is_of_graph, with_graph, written_argument
-from keras_dist.models.copying import copied, reduced
-from keras_dist.models.describing import described, documents_of
 from keras_dist.models.exporting import FORMAT, export
-from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.trainer import Trainer
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
 from keras_dist.saving.regular_files import explaining_missing
@@ -50,7 +45,7 @@ class SavingMethods(Trainer):
         Raises:
             ModelError: two variables of a kind have the same path, or `value_format` is none of these.
         """
-        return state_tree_of(self, value_format)
+        return describing.state_tree_of(self, value_format)
 
     def set_state_tree(self, state_tree: Mapping[str, Any]) -> None:
         """Set the variables whose paths are in nested dicts, such as `get_state_tree` returns.
@@ -62,7 +57,7 @@ class SavingMethods(Trainer):
         Raises:
             ModelError: `state_tree` contains another kind.
         """
-        set_state_tree_of(self, state_tree)
+        describing.set_state_tree_of(self, state_tree)
 
     @names_unknown_keywords
     def save_weights(
@@ -263,11 +258,11 @@ class SavingMethods(Trainer):
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Return the argument of `build_from_config`; None without weights, or if none is needed."""
-        return written_build(self)
+        return describing.written_build(self)
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
         """Create the weights for the inputs that `get_build_config` described."""
-        build_as(self, config)
+        describing.build_as(self, config)
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return the arguments of `compile` as plain values; an empty dict if the model is not compiled.
@@ -348,9 +343,9 @@ class SavingMethods(Trainer):
             raise ModelError("save: files of Keras cannot hold adapters", given=f"{str(path)!r}", fix=fix)
         if form == "folder":
             session = self._with_weights()
-            save_folder(session, documents_of(self), path, overwrite)
+            save_folder(session, describing.documents_of(self), path, overwrite)
             return
-        description, session = described(self), self._with_weights()
+        description, session = describing.described(self), self._with_weights()
         if form == "h5":
             save_legacy(self, session, description, path, overwrite, include_optimizer)
         else:
@@ -370,7 +365,7 @@ class SavingMethods(Trainer):
                 in its callbacks.
         """
         session = self._with_weights()
-        documents = documents_of(self) if check_flag("with_config", with_config) else {}
+        documents = describing.documents_of(self) if check_flag("with_config", with_config) else {}
         return snapshot(session, session.trainer.progress, documents)
 
     @contextlib.contextmanager
@@ -447,11 +442,11 @@ class SavingMethods(Trainer):
 
         Source: `keras.src.saving.keras_saveable.KerasSaveable.__reduce__`.
         """
-        return reduced(self)
+        return describing.reduced(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy of the model on the same distribution."""
-        return copied(self)
+        return describing.copied(self)
 
     def __copy__(self) -> Self:
-        return copied(self)
+        return describing.copied(self)

@@ -1,7 +1,5 @@
 """`StepMethods`: Keras's methods of a model for single steps, and access to its runtime."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,7 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.layers.deferred_weights import deferred_in
 from keras_dist.layers.weights import penalties
-from keras_dist.losses.reduction import split_reported
+from keras_dist.losses.loss import split_reported
 from keras_dist.metrics import Metric
 from keras_dist.models.functional import Graph, replaced
 from keras_dist.models.initialization import built, create_weights, forward_of

@@ -5,8 +5,6 @@ The learning rate can be read and set between steps without recompilation.
 Source: names, arguments and defaults as in `keras.optimizers`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,36 +13,36 @@ import optax
 from keras_dist._support.missing_names import missing_from
 from keras_dist.errors import ModelError
 from keras_dist.optimizers import schedules
-from keras_dist.optimizers.adafactor import Adafactor as Adafactor
-from keras_dist.optimizers.adagrad import Adadelta as Adadelta
-from keras_dist.optimizers.adagrad import Adagrad as Adagrad
-from keras_dist.optimizers.adagrad import RowWiseAdagrad as RowWiseAdagrad
 from keras_dist.optimizers.adam import Adam as Adam
 from keras_dist.optimizers.adam import Adamax as Adamax
 from keras_dist.optimizers.adam import AdamW as AdamW
 from keras_dist.optimizers.adam import Lamb as Lamb
 from keras_dist.optimizers.adam import Nadam as Nadam
-from keras_dist.optimizers.ftrl import Ftrl as Ftrl
-from keras_dist.optimizers.learning_rate import LearningRateState as LearningRateState
-from keras_dist.optimizers.learning_rate import ScheduledRateState as ScheduledRateState
-from keras_dist.optimizers.learning_rate import checked_rate as checked_rate
-from keras_dist.optimizers.learning_rate import scale_by_rate as scale_by_rate
-from keras_dist.optimizers.learning_rate import with_learning_rate as with_learning_rate
-from keras_dist.optimizers.lion import Lion as Lion
+from keras_dist.optimizers.adam import ScheduleFreeAdamW as ScheduleFreeAdamW
+from keras_dist.optimizers.adaptive import Adadelta as Adadelta
+from keras_dist.optimizers.adaptive import Adafactor as Adafactor
+from keras_dist.optimizers.adaptive import Adagrad as Adagrad
+from keras_dist.optimizers.adaptive import Ftrl as Ftrl
+from keras_dist.optimizers.adaptive import RMSprop as RMSprop
+from keras_dist.optimizers.adaptive import RowWiseAdagrad as RowWiseAdagrad
+from keras_dist.optimizers.arguments import LearningRateState as LearningRateState
+from keras_dist.optimizers.arguments import ScheduledRateState as ScheduledRateState
+from keras_dist.optimizers.arguments import checked_rate as checked_rate
+from keras_dist.optimizers.arguments import scale_by_rate as scale_by_rate
+from keras_dist.optimizers.arguments import with_learning_rate as with_learning_rate
 from keras_dist.optimizers.loss_scale import LossScaleOptimizer as LossScaleOptimizer
 from keras_dist.optimizers.loss_scale import LossScaleState as LossScaleState
+from keras_dist.optimizers.momentum import SGD as SGD
+from keras_dist.optimizers.momentum import Lion as Lion
+from keras_dist.optimizers.momentum import Muon as Muon
 from keras_dist.optimizers.multi_optimizer import MultiOptimizer as MultiOptimizer
 from keras_dist.optimizers.multi_optimizer import MultiOptimizerState as MultiOptimizerState
 from keras_dist.optimizers.multi_optimizer import OptimizerMap as OptimizerMap
-from keras_dist.optimizers.muon import Muon as Muon
 from keras_dist.optimizers.optax_optimizer import AccumulationState as AccumulationState
 from keras_dist.optimizers.optax_optimizer import OptaxOptimizer as OptaxOptimizer
 from keras_dist.optimizers.optimizer import Optimizer as Optimizer
 from keras_dist.optimizers.optimizer import OptimizerState as OptimizerState
 from keras_dist.optimizers.optimizer_variables import ModelState as ModelState
-from keras_dist.optimizers.rmsprop import RMSprop as RMSprop
-from keras_dist.optimizers.schedule_free import ScheduleFreeAdamW as ScheduleFreeAdamW
-from keras_dist.optimizers.sgd import SGD as SGD
 from keras_dist.saving.object_registry import ObjectRegistry
 from keras_dist.saving.serialization import serialize_keras_object
 

@@ -1,15 +1,182 @@
-"""Keyword arguments that all optimizers share: types and checks."""
+"""Arguments that all optimizers share: types, checks, and learning rates, which are numbers in state, or schedules.
 
-from __future__ import annotations
+The rate is a scalar in the state, around `optax.scale_by_*`: callbacks set it without compiling again, and it costs
+nothing in the step. The rate of a plain optax chain is read from `optax.inject_hyperparams`, else it is an error: optax
+keeps schedules in closures only.
+"""
 
 import inspect
 import re
-from collections.abc import Iterable
-from typing import Any, TypedDict
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Self, TypedDict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 
 from keras_dist._support.arguments import check_exclusive, check_number, check_optional
 from keras_dist._support.safe_patterns import pattern
-from keras_dist.errors import ModelError, nearest, shorten
+from keras_dist._support.signatures import takes
+from keras_dist._support.types import PyTree
+from keras_dist.errors import ModelError, nearest, shorten, with_type
+
+Rate = float | Callable[[Any], Any]
+"""A learning rate, or a function of the number of steps taken, or of nothing, that returns it."""
+
+
+class LearningRateState(NamedTuple):
+    """A rate that can be set between steps, a float32 scalar, and the state of the scaled transformation."""
+
+    learning_rate: jax.Array
+    inner: PyTree
+
+
+class ScheduledRateState(NamedTuple):
+    """The scheduled rate of the next step, a float32 scalar, and the state of the scaled transformation."""
+
+    learning_rate: jax.Array
+    inner: PyTree
+
+
+class LearningRate(float):
+    """A learning rate read from an optimizer, with the methods of Keras's variable.
+
+    It equals the number that was set, such as 0.005, although the float32 in state differs.
+    """
+
+    name = path = "learning_rate"
+    shape: tuple[int, ...] = ()
+    dtype = jnp.dtype("float32")
+
+    def __new__(cls, value: Any, optimizer: Any) -> Self:
+        """Note the optimizer."""
+        rate = super().__new__(cls, value)
+        rate._optimizer = optimizer  # type: ignore[attr-defined]
+        return rate
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy as a plain float, so that a history of rates does not hold the model."""
+        return float, (float(self),)
+
+    def __eq__(self, other: object) -> bool:
+        is_number = isinstance(other, float | int | np.floating)
+        return bool(np.float32(self) == np.float32(other)) if is_number else super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = float.__hash__
+
+    @property
+    def value(self) -> np.float32:
+        """The rate as float32."""
+        return np.float32(self)
+
+    def numpy(self) -> np.float32:
+        """The rate as float32."""
+        return np.float32(self)
+
+    def assign(self, value: float) -> None:
+        """Set `optimizer.learning_rate`.
+
+        Raises:
+            ModelError: the optimizer follows a schedule, or `value` is not a finite number.
+        """
+        self._optimizer.learning_rate = value  # type: ignore[attr-defined]
+
+
+def with_learning_rate(
+    transformation: optax.GradientTransformation, learning_rate: float
+) -> optax.GradientTransformationExtraArgs:
+    """Scale the updates of a transformation by `-learning_rate`, with the rate in state.
+
+    Args:
+        transformation: a transformation without a rate, such as `optax.scale_by_adam()`.
+        learning_rate: the initial rate.
+
+    Source: `optax.scale_by_learning_rate`; unlike `optax.inject_hyperparams` it does not slow a step.
+    """
+    inner = optax.chain(transformation, scale_by_rate())
+
+    def init(params: PyTree) -> LearningRateState:
+        return LearningRateState(jnp.asarray(learning_rate, jnp.float32), inner.init(params))
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        rate = state.learning_rate
+        updates, inner_state = inner.update(updates, state.inner, params, **{**extra, "learning_rate": rate})
+        return updates, LearningRateState(rate, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def scale_by_rate() -> optax.GradientTransformationExtraArgs:
+    """Scale updates by `-learning_rate`, passed to `update` by keyword.
+
+    Raises:
+        ModelError: `update` is called without it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import optimizers
+        >>> descent = optimizers.scale_by_rate()
+        >>> float(descent.update(jnp.ones(()), descent.init(None), learning_rate=0.5)[0])
+        -0.5
+    """
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        if "learning_rate" not in extra:
+            fix = "use it in the `transformation` of an Optimizer, or take optax.scale_by_learning_rate(0.1)"
+            raise ModelError("scale_by_rate needs the learning rate", given="update(updates, state, params)", fix=fix)
+        return jax.tree.map(lambda u: (-extra["learning_rate"] * u).astype(u.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def checked_rate(value: Any) -> np.float32:
+    """Return `value` as a learning rate.
+
+    Raises:
+        ModelError: `value` is not a finite number.
+    """
+    try:
+        is_number = np.ndim(value) == 0 and not isinstance(value, bool | str | bytes)
+        rate = np.float32(value) if is_number else np.float32("nan")
+    except (TypeError, ValueError):
+        rate = np.float32("nan")
+    if not np.isfinite(rate):
+        fix = "for example 1e-3; a schedule belongs in the optimizer that compile() gets: Adam(schedule)"
+        raise ModelError("`learning_rate` must be a finite number", given=with_type(value), fix=fix)
+    return rate
+
+
+def check_rate(value: Any) -> None:
+    """Check that `value` is a finite number of at least 0, or callable with a step or without arguments."""
+    if not callable(value):
+        if checked_rate(value) < 0:
+            fix = "to maximize a loss, train its negative"
+            raise ModelError("`learning_rate` is negative", given=f"learning_rate={shorten(value)}", fix=fix)
+    elif isinstance(value, type) or not (takes(value, 0) or takes(value)):
+        fix = "for example learning_rate=lambda step: 0.1 / (1 + step), or a number"
+        raise ModelError("`learning_rate` cannot be called with a step", given=shorten(value), fix=fix)
+
+
+def rate_after(schedule: Callable[..., Any], step: Any) -> jax.Array:
+    """Return the rate of `schedule` after `step` steps, a float32 scalar.
+
+    A schedule without arguments is called when a step is traced, as in Keras; compiled steps keep its result.
+    """
+    try:
+        given = schedule(step) if takes(schedule, step) else schedule()
+    except jax.errors.ConcretizationTypeError as error:
+        summary = "the schedule of the learning rate needs the value of `step`, which is traced"
+        fix = "in place of `if step < n`: jnp.where(step < n, ..., ...)"
+        raise ModelError(summary, given=shorten(schedule), fix=fix) from error
+    if not isinstance(given, int | float | np.generic | np.ndarray | jax.Array) or np.shape(given):
+        summary = "the schedule of the learning rate must return a number"
+        fix = "return one number for each step"
+        raise ModelError(summary, given=f"{shorten(schedule)} returns {shorten(given)}", fix=fix)
+    return jnp.asarray(given, jnp.float32)
 
 
 class ArgumentsButDecay(TypedDict, total=False):

@@ -1,7 +1,5 @@
 """`LossScaleOptimizer`: dynamic scaling of the loss for float16."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
@@ -76,7 +74,6 @@ class LossScaleOptimizer(Optimizer):
         self.dynamic_growth_steps = growth_steps
 
     def init(self, params: PyTree) -> LossScaleState:  # type: ignore[override]
-        """Return the state before the first step."""
         scale = jnp.asarray(self.initial_scale, jnp.float32)
         return LossScaleState(scale, jnp.zeros((), jnp.int32), self.inner_optimizer.init(params))
 
@@ -118,7 +115,6 @@ class LossScaleOptimizer(Optimizer):
         return inner if isinstance(inner, Optimizer | OptaxOptimizer) else OptaxOptimizer(inner, self.name)
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
-        """Return the final weights of the inner optimizer."""
         return self.inner_optimizer.finalize(state.inner, params) if self.use_ema else params
 
     def scale_loss(self, loss: ArrayLike, state: PyTree = None) -> ArrayLike:
@@ -153,7 +149,6 @@ class LossScaleOptimizer(Optimizer):
         return True
 
     def averaged(self) -> list[tuple[Any, Any]]:
-        """Return pairs of a variable and the variable of its average."""
         return self.inner_optimizer.averaged() if isinstance(self.inner_optimizer, Optimizer) else []
 
     def get_config(self) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """`MultiOptimizer`: an optimizer for each variable, by its path."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
 from typing import Any, NamedTuple
@@ -168,7 +166,6 @@ class MultiOptimizer(Optimizer):
 
     @property
     def iterations(self) -> Any:
-        """The number of steps taken, as a variable."""
         return self._steps_taken()
 
     @property
@@ -190,7 +187,6 @@ class MultiOptimizer(Optimizer):
         del value
 
     def init(self, params: PyTree) -> MultiOptimizerState:  # type: ignore[override]
-        """Return the state before the first step."""
         self._is_used = True
         states = {key: self._by_key(key).init(part) for key, part in self._parts(params).items()}
         return MultiOptimizerState(jnp.zeros((), jnp.int32), states)
@@ -227,7 +223,6 @@ class MultiOptimizer(Optimizer):
         return self._by_key(self._key_of(names, leaf))
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
-        """Return the final weights of each optimizer."""
         flat: dict[Any, Any] = {}
         for key, part in self._parts(params).items():
             flat |= traverse_util.flatten_dict(self._by_key(key).finalize(state.inner[key], part))
@@ -260,7 +255,6 @@ class MultiOptimizer(Optimizer):
             self._by_key(key).attach(model, (*part, "inner", key))
 
     def detach(self) -> None:
-        """Stop using the model's state."""
         self._model = self._count = None
         for optimizer in self._all:
             optimizer.detach()
@@ -278,7 +272,6 @@ class MultiOptimizer(Optimizer):
                 optimizer.check_free(cell, paths)
 
     def averaged(self) -> list[tuple[Any, Any]]:
-        """Return pairs of a variable and the variable of its average."""
         return [pair for optimizer in self._all for pair in optimizer.averaged()]
 
     def _parts(self, tree: Any) -> dict[str, Any]:

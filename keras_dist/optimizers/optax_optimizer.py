@@ -1,8 +1,6 @@
-"""`OptaxOptimizer`: an optax transformation as the optimizer of a model."""
+"""`OptaxOptimizer`: an optax transformation as the optimizer of a model; accumulation of gradients over batches."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -12,7 +10,6 @@ import optax
 from keras_dist._support.arguments import check_int, check_optional
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ConfigError, ModelError, with_type
-from keras_dist.optimizers.accumulation import add_batch, mean_gradient, squared_norm_of
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.optimizer_variables import has_rate
 
@@ -65,7 +62,6 @@ class OptaxOptimizer(CustomLoops):
         self.gradient_accumulation_steps = gradient_accumulation_steps
 
     def init(self, params: PyTree) -> PyTree:
-        """Return the state before the first step."""
         slots = self.transformation.init(params)
         if self.gradient_accumulation_steps is None:
             return slots
@@ -89,20 +85,15 @@ class OptaxOptimizer(CustomLoops):
             return self.transformation.update(updates, state, params, **extra)
         # the loss of the large batch is unknown
         extra = {name: value for name, value in extra.items() if name not in _OF_THE_LOSS}
-        sums, weights = add_batch(updates, weight, state.accumulated, state.batch_weight)
         iterations = jnp.asarray(optax.safe_increment(state.iterations))
 
-        def step() -> tuple[PyTree, AccumulationState]:
-            steps, slots = self._updated_slots(mean_gradient(sums, weights), state.slots, params, extra)
-            empty = optax.tree.zeros_like(sums), jnp.zeros_like(weights)
-            return jax.tree.map(lambda s, g: s.astype(g.dtype), steps, sums), AccumulationState(
-                iterations, slots, *empty
-            )
+        def step(grads: PyTree) -> tuple[PyTree, PyTree]:
+            steps, slots = self._updated_slots(grads, state.slots, params, extra)
+            return jax.tree.map(lambda s, g: s.astype(g.dtype), steps, grads), slots
 
-        def wait() -> tuple[PyTree, AccumulationState]:
-            return optax.tree.zeros_like(sums), AccumulationState(iterations, state.slots, sums, weights)
-
-        return jax.lax.cond(self._is_due(state), step, wait)
+        before = state.slots, state.accumulated, state.batch_weight
+        steps, *after = accumulate(step, updates, weight, before, self._is_due(state))
+        return steps, AccumulationState(iterations, *after)
 
     def squared_norm(self, updates: PyTree, state: PyTree, batch_weight: ArrayLike = 1.0) -> tuple[Any, Any]:
         """Return the squared norm of the gradient of a step; see `Optimizer.squared_norm`."""
@@ -167,3 +158,40 @@ def _has_hyperparams(node: Any) -> bool:
     """Whether `node` is a state of `optax.inject_hyperparams` with a learning rate."""
     hyperparams = getattr(node, "hyperparams", None)
     return isinstance(hyperparams, Mapping) and "learning_rate" in hyperparams
+
+
+def add_batch(grads: PyTree, weight: ArrayLike, sums: PyTree, weights: ArrayLike) -> tuple[PyTree, jax.Array]:
+    """Add a batch to the sums of weighted gradients and of weights."""
+    return jax.tree.map(lambda total, g: total + (g * weight).astype(g.dtype), sums, grads), jnp.add(weights, weight)
+
+
+def accumulate(
+    step: Callable[[PyTree], tuple[PyTree, PyTree]],
+    grads: PyTree,
+    weight: Any,
+    before: tuple[Any, Any, Any],
+    is_due: Any,
+) -> tuple[Any, Any, Any, Any]:
+    """Return updates, slots, sums and weights after a batch: `step(mean gradient)` if `is_due`, else zero updates."""
+    slots, *sums = before
+    sums, weights = add_batch(grads, weight, *sums)
+
+    def take() -> tuple[Any, Any, Any, Any]:
+        return (*step(mean_gradient(sums, weights)), optax.tree.zeros_like(sums), jnp.zeros_like(weights))
+
+    def wait() -> tuple[Any, Any, Any, Any]:
+        return optax.tree.zeros_like(sums), slots, sums, weights
+
+    return jax.lax.cond(is_due, take, wait)
+
+
+def mean_gradient(sums: PyTree, weights: jax.Array) -> PyTree:
+    """Return the weighted mean of gradients, or zeros for a weight of 0."""
+    whole = jnp.where(weights == 0, 1, weights)
+    return jax.tree.map(lambda total: (total / whole).astype(total.dtype), sums)
+
+
+def squared_norm_of(grads: PyTree) -> Any:
+    """Return the squared global norm of gradients, a float32 scalar."""
+    squares = [jnp.sum(jnp.square(jnp.abs(g).astype(jnp.float32))) for g in jax.tree.leaves(grads)]
+    return sum(squares, jnp.zeros((), jnp.float32))

@@ -5,8 +5,8 @@ gradients are weighted by the divisor of each loss, so that the update is that o
 uneven; `optax.MultiSteps` has no weights.
 """
 
-from __future__ import annotations
-
+import functools
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -15,13 +15,23 @@ import numpy as np
 import optax
 from flax import traverse_util
 
+from keras_dist._support import tree_paths
 from keras_dist._support.arguments import check_int, check_is_mesh, check_number, check_optional
+from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
-from keras_dist.optimizers.accumulation import add_batch, mean_gradient, squared_norm_of
-from keras_dist.optimizers.arguments import check_clips, check_known
-from keras_dist.optimizers.learning_rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
-from keras_dist.optimizers.weight_decay import WeightDecay, path_of
+from keras_dist.optimizers.arguments import (
+    LearningRateState,
+    Rate,
+    ScheduledRateState,
+    check_clips,
+    check_known,
+    check_patterns,
+    check_rate,
+    rate_after,
+)
+from keras_dist.optimizers.custom_loops import CustomLoops
+from keras_dist.optimizers.optax_optimizer import accumulate, add_batch, mean_gradient, squared_norm_of
 from keras_dist.saving.configurable import Configurable
 
 
@@ -35,7 +45,7 @@ class OptimizerState(NamedTuple):
     batch_weight: jax.Array | tuple[()]  # float32: sum of the weights of these batches, or empty
 
 
-class Optimizer(WeightDecay, Configurable):
+class Optimizer(CustomLoops, Configurable):
     """Base of all optimizers: an optax transformation with the arguments and the order of operations of Keras.
 
     A step unscales gradients, accumulates them, clips them, decays the weights, applies `transformation`, and averages
@@ -103,6 +113,9 @@ class Optimizer(WeightDecay, Configurable):
     needs_params: ClassVar[bool] = False
     takes_rows: ClassVar[bool] = False
     name: str
+    _excluded: tuple[Any, ...] = ()
+    _excluded_names: tuple[str, ...] = ()
+    _excluded_paths: frozenset[str] | None = None
 
     def __init__(
         self,
@@ -190,7 +203,9 @@ class Optimizer(WeightDecay, Configurable):
             steps, slots = self._step(updates, before.slots, params, extra)
             accumulated = before.accumulated, before.batch_weight
         else:
-            steps, slots, *accumulated = self._accumulate(updates, weight, before, params, extra)
+            kept = before.slots, before.accumulated, before.batch_weight
+            step = functools.partial(self._step, slots=before.slots, params=params, extra=extra)
+            steps, slots, *accumulated = accumulate(step, updates, weight, kept, self._is_due(before))
         average = before.average
         if self.use_ema:
             steps, average = self._average(steps, before, params)
@@ -205,7 +220,7 @@ class Optimizer(WeightDecay, Configurable):
         grads, is_due = self._unscaled(updates), True
         if self.gradient_accumulation_steps is not None:
             sums = add_batch(grads, batch_weight, before.accumulated, before.batch_weight)
-            grads, is_due = mean_gradient(*sums), (before.iterations + 1) % self.gradient_accumulation_steps == 0
+            grads, is_due = mean_gradient(*sums), self._is_due(before)
         return squared_norm_of(grads), is_due
 
     def rate_of_step(self, before: PyTree, after: PyTree) -> Any:
@@ -237,6 +252,44 @@ class Optimizer(WeightDecay, Configurable):
     def scales_loss(self) -> bool:
         """Whether `update` unscales gradients, which must be gradients of `scale_loss(loss)`."""
         return self.loss_scale_factor is not None
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
+        """Exclude weights from weight decay, before the optimizer is used.
+
+        Args:
+            var_list: variables, or whole paths.
+            var_names: regular expressions; a variable is excluded if one is found in its name, or for a pytree of
+                arrays in its path.
+
+        Raises:
+            ModelError: the optimizer is already in use, or an entry is invalid.
+        """
+        if self._is_used or self.built:
+            summary = f"exclude_from_weight_decay comes too late: the optimizer {self.name!r} is in use"
+            raise ModelError(summary, given="a call after compile() or init()", fix="call it before compile()")
+        excluded = tuple(var_list or ())
+        if isinstance(var_list, str) or not all(isinstance(path_of(one), str) for one in excluded):
+            summary = "exclude_from_weight_decay: `var_list` must be a list of variables or their paths"
+            fix = "for example var_list=[model.layers[0].bias]"
+            raise ModelError(summary, given=f"var_list={shorten(var_list)}", fix=fix)
+        self._excluded = excluded
+        self._excluded_names = check_patterns("exclude_from_weight_decay", "var_names", var_names)
+
+    def know_variables(self, variables: Mapping[str, Any]) -> None:
+        """Set the variables to update, by the paths that `update` will see."""
+        excluded = {
+            path
+            for path, variable in variables.items()
+            if any(_means(one, variable) for one in self._excluded)
+            or any(pattern(name).search(getattr(variable, "name", path)) for name in self._excluded_names)
+        }
+        self._excluded_paths = frozenset(excluded)
+
+    def decay_of(self, path: str, param: jax.Array | None) -> float | None:
+        """Return the weight decay of the weight at `path`, or None."""
+        return None if self._is_excluded(path) else self.weight_decay
 
     def _config_arguments(self) -> dict[str, Any]:
         """Return the arguments, with the current learning rate unless it follows a schedule."""
@@ -274,6 +327,21 @@ class Optimizer(WeightDecay, Configurable):
             steps = jax.tree.map(lambda s, d, p: s if d is p else s + (d - p), steps, decayed, params)
         return jax.tree.map(lambda s, g: s.astype(g.dtype), steps, grads), slots
 
+    def _decay(self, params: PyTree, rate: Any) -> Any:
+        """Return the decayed weights; weights without decay are the same objects."""
+
+        def decayed(key_path: Any, param: Any) -> Any:
+            decay = self.decay_of(tree_paths.join(tree_paths.parts_of(key_path)), param)
+            return param if decay is None else param - (param * decay * rate).astype(param.dtype)
+
+        return jax.tree_util.tree_map_with_path(decayed, params)
+
+    def _is_excluded(self, path: str) -> bool:
+        if self._excluded_paths is not None:
+            return path in self._excluded_paths
+        is_listed = any(path_of(one) == path for one in self._excluded)
+        return is_listed or any(pattern(name).search(path) for name in self._excluded_names)
+
     def _unscaled(self, grads: PyTree) -> PyTree:
         factor = self.loss_scale_factor
         return grads if factor is None else jax.tree.map(lambda g: g / factor, grads)
@@ -287,25 +355,8 @@ class Optimizer(WeightDecay, Configurable):
             return optax.tree.clip(grads, -self.clipvalue, self.clipvalue)
         return grads
 
-    def _accumulate(
-        self, grads: PyTree, weight: Any, before: OptimizerState, params: PyTree, extra: dict[str, Any]
-    ) -> tuple[Any, Any, Any, Any]:
-        """Step along the weighted mean of the gradients once enough are accumulated."""
-        count = self.gradient_accumulation_steps or 1
-        total: Any = before.batch_weight
-        sums, weights = add_batch(grads, weight, before.accumulated, total)
-
-        def step() -> tuple[Any, Any, Any, Any]:
-            return (
-                *self._step(mean_gradient(sums, weights), before.slots, params, extra),
-                optax.tree.zeros_like(sums),
-                jnp.zeros_like(weights),
-            )
-
-        def wait() -> tuple[Any, Any, Any, Any]:
-            return optax.tree.zeros_like(sums), before.slots, sums, weights
-
-        return jax.lax.cond((before.iterations + 1) % count == 0, step, wait)
+    def _is_due(self, before: OptimizerState) -> Any:
+        return (before.iterations + 1) % (self.gradient_accumulation_steps or 1) == 0
 
     def _average(self, steps: Any, before: OptimizerState, params: PyTree) -> tuple[PyTree, PyTree]:
         """Update the average with the weights after the step, and change the step if the average replaces them."""
@@ -328,3 +379,15 @@ def _shortened(grads: PyTree, longest: Any) -> Any:
     """Scale `grads` down to a norm of at most `longest`."""
     norm = optax.tree.norm(grads)
     return jax.tree.map(lambda g: (g * (longest / jnp.maximum(norm, longest))).astype(g.dtype), grads)
+
+
+def path_of(variable: object) -> Any:
+    """Return the path of a variable; return a path unchanged."""
+    return getattr(variable, "path", variable)
+
+
+def _means(entry: Any, variable: Any) -> bool:
+    """Whether an entry of `var_list` is this variable or its path."""
+    if isinstance(entry, str):
+        return entry == path_of(variable)
+    return entry is variable

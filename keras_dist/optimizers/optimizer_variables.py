@@ -1,7 +1,5 @@
 """`OptimizerVariables`: the variables and the learning rate of an optimizer. `ModelState`: variables in a model."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import gc
@@ -21,7 +19,7 @@ from keras_dist._support.signatures import takes
 from keras_dist._support.stateless_scope import without_scope
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
-from keras_dist.optimizers.learning_rate import (
+from keras_dist.optimizers.arguments import (
     LearningRate,
     LearningRateState,
     Rate,

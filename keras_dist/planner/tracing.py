@@ -37,13 +37,12 @@ from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.losses import Loss
 from keras_dist.mixed_precision import dtype_policy
 from keras_dist.random.seeds import unchanged_seeds
-from keras_dist.training.activations import input_names, naming_scopes
+from keras_dist.training.activations import input_names, naming_scopes, resolve_remat
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.executions import data_layouts
 from keras_dist.training.graph import as_factory, split_module, trace_factory
 from keras_dist.training.objective import resolve_objective
 from keras_dist.training.optimization import DEFAULT, as_optimizer, resolve_optimizers
-from keras_dist.training.rematerialisation import resolve_remat
 from keras_dist.training.rowwise import resolve_tables
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward

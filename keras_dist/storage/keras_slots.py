@@ -12,7 +12,7 @@ import numpy as np
 from keras_dist import optimizers
 from keras_dist._support import tree_paths
 from keras_dist._unstable.jax_internals import is_key_dtype
-from keras_dist.optimizers.learning_rate import ScheduledRateState, rate_after
+from keras_dist.optimizers.arguments import ScheduledRateState, rate_after
 from keras_dist.saving.object_registry import snake_case
 from keras_dist.variables import Variable
 

@@ -4,8 +4,6 @@ The modules of the user stay as they are. A kernel has the value with the update
 `nnx.scan`, `nnx.vmap` and `nnx.remat` inside of it see the shapes that they know.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +16,7 @@ from keras_dist import initializers, random
 from keras_dist._support import tree_paths
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.layers.lora import Dims, Factors, factor_dims, product
-from keras_dist.training.array_positions import positions_of
+from keras_dist.training.graph import positions_of
 
 ROOT = "lora"  # the attribute of the root, and the first name in the paths of factors
 
@@ -69,7 +67,7 @@ def add_factors(root: Any, kernels: Mapping[tree_paths.Parts, tuple[tuple[Any, A
     for (parts, (dims, factors)), place in zip(kernels.items(), positions_of(root, list(kernels)), strict=True):
         shape = jnp.shape(place.array())
         found[parts] = KernelFactors(parts, shape, factor_dims(len(shape), *dims), factors)
-    setattr(root, ROOT, _nested(traverse_util.unflatten_dict({tuple(map(str, p)): one for p, one in found.items()})))
+    setattr(root, ROOT, in_nodes(traverse_util.unflatten_dict({tuple(map(str, p)): one for p, one in found.items()})))
 
 
 def remove_factors(root: Any) -> None:
@@ -104,5 +102,6 @@ def adapted(root: Any, plan: LayoutPlan | None) -> Iterator[None]:
             kernel.set_raw_value(value)
 
 
-def _nested(tree: Mapping[str, Any]) -> Any:
-    return nnx.Dict({name: _nested(item) if isinstance(item, Mapping) else item for name, item in tree.items()})
+def in_nodes(tree: Mapping[str, Any]) -> Any:
+    """Return nested dicts as nodes of NNX."""
+    return nnx.Dict({name: in_nodes(item) if isinstance(item, Mapping) else item for name, item in tree.items()})

@@ -5,8 +5,6 @@ one for each 256 KiB, to pay for the transfer. Rows are flat, which XLA gathers 
 all CPU devices of a process use.
 """
 
-from __future__ import annotations
-
 import jax
 
 from keras_dist.data.adapters import Source
@@ -22,7 +20,6 @@ from keras_dist.training.activations import check_tensor_rules
 from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.executions import (
     ResidentFeed,
-    SingleStep,
     StreamFeed,
     compare_call,
     data_layouts,
@@ -121,4 +118,4 @@ class BatchPlacement:
         return HostSlice(tuple(layout.backend_layout for layout in layouts), self._multiple(source), is_own=is_own)
 
     def _global(self, batch: Batch) -> Batch:
-        return batch if is_put_by_dispatch(batch) else placed(SingleStep(batch), self._distribution).batch
+        return batch if is_put_by_dispatch(batch) else placed(batch, self._distribution)

@@ -1,12 +1,10 @@
 """`BorrowedArrays`: the arrays of a model's variables, borrowed for training and returned."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +19,9 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.errors import ModelError
-from keras_dist.training.array_positions import ArrayPosition
-from keras_dist.training.graph import ModuleGraph
-from keras_dist.training.interrupt import interrupt_between_steps
-from keras_dist.training.train_state import TrainState
+from keras_dist.training.graph import ArrayPosition, ModuleGraph
+from keras_dist.training.loop import interrupt_between_steps
+from keras_dist.training.optimization import TrainState
 from keras_dist.variables.variable import Variable, checked_value
 
 
@@ -54,7 +51,7 @@ class BorrowedArrays(Keeper):
         self.state_plan = self._plan_of_state({})
         self._begin(place_copy(np.zeros((), np.int32), self.state_plan.shardings.step))
 
-    def name_of(self, other: BorrowedArrays) -> str:
+    def name_of(self, other: Self) -> str:
         """Return the name of another model, which may be the same as of this one."""
         return other.owner if other.owner != self.owner else f"another {self.owner}"
 
@@ -242,35 +239,34 @@ class BorrowedArrays(Keeper):
                 self._arrays[index] = place_copy(checked_value(array, row), sharding, f"variable {row.path!r}")
 
     def array_of(self, variable: Lendable) -> jax.Array:
-        """Return the current array of a lent variable; the next step may delete it."""
         place = self.place_of(variable)
         holder = self._at.get(place)
-        return (self._arrays if holder is None or not holder.is_foreign else self.arrays)[place]
+        return (self._arrays if holder is None or holder.lendable is not None else self.arrays)[place]
 
     def unshared(self, variable: Lendable) -> jax.Array:
-        """Return the current array of a lent variable; copy it first if the user may hold it."""
-        return self.private(self.place_of(variable))
+        place: Any = self.place_of(variable)
+        array, holder = self.arrays[place], self._at.get(place)
+        is_free = holder is None or holder.lendable is not None or not self.is_shown
+        if is_free or self._is_borrowing or is_traced(array):
+            return array
+        self.put({place: self.copied(array)})
+        return self._arrays[place]
 
     def copy_of(self, variable: Lendable) -> jax.Array:
-        """Return a copy of the current array of a lent variable."""
         with self.lock:
             return self.copied(self.array_of(variable))
 
     def copied(self, array: jax.Array) -> jax.Array:
-        """Return a copy of an array with the same sharding."""
         with jax.ensure_compile_time_eval():  # also inside a trace
             return place_copy(array, array.sharding)
 
     def host_copy(self, array: jax.Array) -> np.ndarray:
-        """Return a copy on the host; every process of a job must call it."""
         return host_copy(array)
 
     def take(self, variable: Lendable, array: jax.Array) -> None:
-        """Replace the array of a variable by an unshared one."""
         self.put({self.place_of(variable): array})
 
     def set_to_copy(self, variable: Lendable, value: ArrayLike) -> None:
-        """Replace the array of a lent variable by a copy of a value."""
         if is_traced(value):
             raise trace_error(self._row(variable).path)
         place, value = self.place_of(variable), self.checked(variable, value)
@@ -284,7 +280,6 @@ class BorrowedArrays(Keeper):
         return checked_value(value, self._row(variable) if index is None else self.plan.rows[index])
 
     def layout_of(self, variable: Lendable) -> TensorLayout:
-        """Return the layout of a variable."""
         return layout_on(self._row(variable).axes, self.mesh)
 
     def _row(self, variable: Lendable) -> Row:
@@ -307,15 +302,6 @@ class BorrowedArrays(Keeper):
         is_free = not self.is_shown if lendable is None else lendable.is_own and lendable.borrower is None
         if is_free and len(self._beside) == 0:
             self.arrays[place].delete()
-
-    def private(self, place: int) -> jax.Array:
-        """Return an array by index; copy it first if the user may hold it."""
-        array = self.arrays[place]
-        holder = self._at.get(place)
-        if holder is None or not holder.is_foreign or not self.is_shown or self._is_borrowing or is_traced(array):
-            return array
-        self.put({place: self.copied(array)})
-        return self._arrays[place]
 
     @property
     def mesh(self) -> DeviceMesh:

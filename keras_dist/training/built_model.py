@@ -1,7 +1,5 @@
 """`BuiltModel`: the state and the compiled steps of a model whose weights exist."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -21,18 +19,16 @@ from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.layers.weights import walk_owned
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.optimizers.optimizer_variables import ModelState, variables_in
-from keras_dist.training.array_positions import positions_of
 from keras_dist.training.built_module import BuiltModule
 from keras_dist.training.compile_config import CompileConfig
-from keras_dist.training.graph import ModuleGraph
-from keras_dist.training.naming import path_of_keras
+from keras_dist.training.graph import ModuleGraph, positions_of
+from keras_dist.training.naming import TrainableFlags, path_of_keras
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.rowwise import resolve_tables
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.step_runner import StepRunner
-from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables.variable import Variable
 
 
@@ -298,13 +294,9 @@ def _of_a_structure(parts: tree_paths.Parts, variable: nnx.Variable) -> ModelErr
 def _are_same(before: Mapping[str, Optimizer], now: Mapping[str, Optimizer]) -> bool:
     """Whether the optimizers are the same objects, for the same variables."""
     return before.keys() == now.keys() and all(
-        _is_same(before[name], now[name]) and before[name].parts == now[name].parts for name in now
+        before[name].transformation == now[name].transformation and before[name].parts == now[name].parts
+        for name in now
     )
-
-
-def _is_same(before: Optimizer, now: Optimizer) -> bool:
-    """Whether the optimizers are the same object."""
-    return bool(before.transformation == now.transformation)
 
 
 def describe(distribution: Distribution) -> str:

@@ -1,7 +1,5 @@
 """`BuiltModule`: the module of a model whose weights exist, with its variables and calls."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,10 +24,9 @@ from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, with_type
 from keras_dist.layers import Layer
 from keras_dist.training.compile_metrics import note_masks
-from keras_dist.training.naming import by_prefix, layers_below
+from keras_dist.training.naming import TrainableFlags, by_prefix, layers_below
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Draw, Forward
-from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables import call_context
 from keras_dist.variables.variable import checked_value
 
@@ -228,7 +225,7 @@ class BuiltModule:
 
         def call() -> PyTree:
             copied = lambda given: run(given, self.forward.module(trainable, rest))  # noqa: E731
-            return self.forward.with_padding(run, (args, kwargs), args[:1] or kwargs, copied)
+            return self.forward.with_padding(run, (args, kwargs), args[:1] or kwargs, copied)[0]
 
         rows = next((np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)), None)
         with call_context.entered(training, anew=True) as context:

@@ -1,7 +1,5 @@
 """`CompileConfig`: the arguments of `compile`, checked and with names resolved."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +7,11 @@ from typing import Any
 from keras_dist import optimizers
 from keras_dist.data.batch import BatchKeys
 from keras_dist.distribution.jobs.consistency import Fingerprint, facts_of_config
+from keras_dist.training.activations import Remat
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import MAX_IN_FLIGHT, Mode
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer
-from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.rowwise import Tables
 from keras_dist.training.step import TrainStep
 from keras_dist.training.step_protocol import StepProtocol

@@ -1,7 +1,5 @@
 """`ModelMetrics`: the metric objects of a compiled model, with their last values."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 from collections.abc import Mapping
@@ -13,7 +11,7 @@ from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Mean, Metric
-from keras_dist.training.accumulators import Accumulator, MeanAccumulator, MetricAccumulator, by_name
+from keras_dist.training.accumulators import Accumulator, by_name
 from keras_dist.training.objective import Objective
 from keras_dist.variables import Variable
 
@@ -79,16 +77,8 @@ class ModelMetrics:
 
     def hold(self, accumulators: Mapping[str, Accumulator], states: Mapping[str, PyTree]) -> None:
         """Load these states into the metrics; reset metrics without a state."""
-        logged = {
-            name: accumulator.metric
-            for name, accumulator in accumulators.items()
-            if isinstance(accumulator, MetricAccumulator)
-        }
-        means = {
-            name: self._means.setdefault(name, Mean(name))
-            for name, accumulator in accumulators.items()
-            if type(accumulator) is MeanAccumulator
-        }
+        logged = {name: one.metric for name, one in accumulators.items() if one.metric is not None}
+        means = {name: self._means.setdefault(name, Mean(name)) for name, one in accumulators.items() if one.is_mean}
         if self.compiled is not None:
             self.compiled.logged = logged
         for name, metric in (logged | means).items():

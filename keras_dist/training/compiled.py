@@ -5,8 +5,6 @@ start, and XLA works without Python's lock. Each shape of batch is compiled; add
 rows are mixed (BatchNorm), so only the user can want them.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses
@@ -35,13 +33,12 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import kernels_noted, traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS, PLANNED_BY_RULE
 from keras_dist.errors import LayoutWarning, RecompileWarning
-from keras_dist.training.accumulators import Accumulator, RateAccumulator, check_names
+from keras_dist.training.accumulators import Accumulator, PerBatch, check_names, is_per_batch
 from keras_dist.training.compile_config import StepOptions
-from keras_dist.training.executions import Execution, SingleStep
-from keras_dist.training.logs import PerBatch, is_per_batch
+from keras_dist.training.executions import Execution, execution_of
+from keras_dist.training.optimization import TrainState
 from keras_dist.training.step import Draw, Logs, PureStep
 from keras_dist.training.step_protocol import ProtocolStep
-from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import real_rows
 
 LoggingStep = PureStep | ProtocolStep  # a train or test step that accumulates its logs
@@ -73,7 +70,7 @@ class LoggedStep:
 
     def resumed(self, states: Logs) -> Logs:
         """Return the states of a resumed process; rates restart, since the earlier duration is unknown."""
-        rates = [name for name in states if isinstance(self.accumulators[name], RateAccumulator)]
+        rates = [name for name in states if self.accumulators[name].is_rate]
         return {**states, **{name: self.zeros[name] for name in rates}}
 
     def reset(self, mesh: DeviceMesh) -> Logs:
@@ -180,7 +177,7 @@ class CompiledSteps:
 
     def lower_train(self, step: LoggingStep, state: Flat, logs: Any, batch: Batch) -> Any:
         """Lower the train program, for reports on its memory and collectives."""
-        program = self._compile_train(step, SingleStep(batch))
+        program = self._compile_train(step, execution_of(batch))
         program = program if self._options.jit else jax.jit(program)
         return self._traced(batch.rows, lambda: self._lowered(program, (state, logs, batch.arrays)))
 

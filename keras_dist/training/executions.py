@@ -6,8 +6,6 @@ one program serves any number. XLA on GPUs asks the host after each turn, about 
 avoids that.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools
@@ -52,110 +50,41 @@ MANY_BATCHES = 4096
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Streamed:
-    """Steps on a batch from the host, or on a stack of batches of one length."""
+class Execution:
+    """The steps of one dispatch: one on a batch, one on each batch of a stack, or several on resident rows."""
 
-    batch: Batch
-
-    @property
-    def operands(self) -> Any:
-        """The arrays of the batch."""
-        return self.batch.arrays
-
-    @property
-    def rows(self) -> int:
-        """Real rows of each step."""
-        return self.batch.rows
-
-    @property
-    def form(self) -> Hashable:
-        """Key that distinguishes the programs of executions of one kind."""
-        return self.batch.rows, self.batch.form
-
-    def describe(self) -> str:
-        """Describe the batch of a step, for errors."""
-        return self.batch.describe()
-
-
-class SingleStep(Streamed):
-    """One step on a batch."""
-
-    steps = 1
-    kind = "single"
-
-    def shardings(self, distribution: Distribution) -> Any:
-        """Return the shardings of the batch."""
-        return _shardings(data_layouts(self.batch.arrays, distribution))
-
-    @staticmethod
-    def run(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
-        """Take the step (traced)."""
-        return body(carry, operands)
-
-
-class StackedSteps(Streamed):
-    """One step on each batch of a stack."""
-
-    kind = "stacked"
-
-    @property
-    def steps(self) -> int:
-        """Number of batches in the stack."""
-        return self.batch.stacked or 1
-
-    def shardings(self, distribution: Distribution) -> Any:
-        """Return the shardings of the batches; the stack's dim is replicated."""
-        batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.batch.arrays)
-        return _shardings(data_layouts(batch, distribution), stacked=True)
-
-    @staticmethod
-    def run(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
-        """Scan over the batches (traced)."""
-        return jax.lax.scan(lambda carry, arrays: (body(carry, arrays), None), carry, operands)[0]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ResidentSteps:
-    """Steps on rows of a dataset on the devices, gathered there by their numbers."""
-
-    data: Any  # the whole dataset `(x, y, sample_weight)`, replicated, with flat rows
-    shapes: tuple[tuple[int, ...], ...]  # of a row of each array
-    numbers: jax.Array  # of the rows of all batches, (batches, padded rows), on the devices
-    rows: int  # real rows of each batch
-    start: int  # the first batch
+    kind: str  # of its program
+    form: Hashable  # distinguishes the programs of one kind
+    rows: int  # real rows of each step
     steps: int
-    form: Hashable  # equal for datasets and batches of the same shapes
-    is_fixed: bool  # else the number of steps is an operand: one program serves any number
-    name: str  # of the dataset in errors
+    operands: Any  # the arrays that the program takes
+    shardings: Callable[[Distribution], Any]  # of the operands
+    run: Callable[[Body, Any, Any, Distribution], Any]  # takes the steps (traced), from body, carry and operands
+    describe: Callable[[], str]  # returns a description of the batch of a step, for errors
 
-    @property
-    def kind(self) -> str:
-        """Kind of the program."""
-        return f"resident {self.steps}" if self.is_fixed else "resident"
 
-    @property
-    def operands(self) -> Any:
-        """Data, numbers of rows, and the span of batches."""
-        return self.data, self.numbers, np.array([self.start, self.start + self.steps], np.int32)
+def execution_of(batch: Batch) -> Execution:
+    """Return one step on a batch from the host, or one step on each batch of a stack."""
+    kind, run = ("single", _run_once) if batch.stacked is None else ("stacked", _run_stack)
+    shardings = functools.partial(_shardings_of, batch)
+    form, steps = (batch.rows, batch.form), batch.stacked or 1
+    return Execution(kind, form, batch.rows, steps, batch.arrays, shardings, run, batch.describe)
 
-    def shardings(self, distribution: Distribution) -> Any:
-        """Return the shardings of the operands."""
-        span = TensorLayout.replicated(1, distribution.device_mesh).backend_layout
-        return jax.tree.map(lambda leaf: leaf.sharding, self.data), self.numbers.sharding, span
 
-    @property
-    def run(self) -> Callable[[Body, Any, Any, Distribution], Any]:
-        """Run the loop that gathers each batch and takes a step (traced)."""
-        return functools.partial(_run_resident, self.steps if self.is_fixed else None, self.shapes)
+def _shardings_of(batch: Batch, distribution: Distribution) -> Any:
+    """Return the shardings of a batch; the dim of a stack is replicated."""
+    if batch.stacked is None:
+        return _shardings(data_layouts(batch.arrays, distribution))
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch.arrays)
+    return _shardings(data_layouts(one, distribution), stacked=True)
 
-    def describe(self) -> str:
-        """Describe the batch of a step, for errors."""
-        leaves, tree = jax.tree.flatten(self.data)
-        like = [
-            jax.ShapeDtypeStruct((self.rows, *shape), leaf.dtype)
-            for leaf, shape in zip(leaves, self.shapes, strict=True)
-        ]
-        return Batch(tree.unflatten(like), self.rows, name=self.name).describe()
+
+def _run_once(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
+    return body(carry, operands)
+
+
+def _run_stack(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
+    return jax.lax.scan(lambda carry, arrays: (body(carry, arrays), None), carry, operands)[0]
 
 
 def _run_resident(
@@ -180,10 +109,6 @@ def _run_resident(
     if steps is None:
         return jax.lax.fori_loop(span[0], span[1], lambda index, carry: step(carry, index), carry)
     return jax.lax.scan(lambda carry, index: (step(carry, index), None), carry, span[0] + jnp.arange(steps))[0]
-
-
-Execution = SingleStep | StackedSteps | ResidentSteps
-"""The steps of one dispatch. `run(body, carry, operands, distribution)` takes them in a trace; it holds no arrays."""
 
 
 class StreamFeed:
@@ -249,11 +174,9 @@ class StreamFeed:
             if self._same is not None:
                 self._same.end_epoch()
 
-    def _execution(self, batch: Batch) -> SingleStep | StackedSteps:
-        execution = SingleStep(batch) if batch.stacked is None else StackedSteps(batch)
-        if not self._ahead and is_put_by_dispatch(batch):
-            return execution
-        return placed(execution, self._distribution)
+    def _execution(self, batch: Batch) -> Execution:
+        is_put = not self._ahead and is_put_by_dispatch(batch)
+        return execution_of(batch if is_put else placed(batch, self._distribution))
 
 
 class ResidentFeed:
@@ -290,10 +213,28 @@ class ResidentFeed:
             start = rows.wanted.start
             while start < rows.wanted.stop:
                 steps = self.tuner.steps(left=rows.wanted.stop - start)
-                form = rows.real, numbers.shape, self._source.form, self._source.length
-                is_fixed, name = self.tuner.is_fixed, self._source.name
-                yield ResidentSteps(self._data, self._shapes, numbers, rows.real, start, steps, form, is_fixed, name)
+                yield self._execution(rows, numbers, range(start, start + steps))
                 start += steps
+
+    def _execution(self, rows: RowNumbers, numbers: jax.Array, batches: range) -> Execution:
+        """Return the steps on these batches; unless their number is fixed, it is an operand of one program for all."""
+        steps, is_fixed = len(batches), self.tuner.is_fixed
+        form = rows.real, numbers.shape, self._source.form, self._source.length
+        operands = self._data, numbers, np.array([batches.start, batches.stop], np.int32)
+        run = functools.partial(_run_resident, steps if is_fixed else None, self._shapes)
+
+        def shardings(distribution: Distribution) -> Any:
+            span = TensorLayout.replicated(1, distribution.device_mesh).backend_layout
+            return jax.tree.map(lambda leaf: leaf.sharding, self._data), numbers.sharding, span
+
+        def describe() -> str:
+            leaves, tree = jax.tree.flatten(self._data)
+            pairs = zip(leaves, self._shapes, strict=True)
+            like = [jax.ShapeDtypeStruct((rows.real, *shape), leaf.dtype) for leaf, shape in pairs]
+            return Batch(tree.unflatten(like), rows.real, name=self._source.name).describe()
+
+        kind = f"resident {steps}" if is_fixed else "resident"
+        return Execution(kind, form, rows.real, steps, operands, shardings, run, describe)
 
     def _placed(self, rows: RowNumbers) -> jax.Array:
         padded = rows.padded.astype(np.int32)
@@ -326,15 +267,15 @@ def is_put_by_dispatch(batch: Batch) -> bool:
     return batch.portion is None and job.process_count() == 1
 
 
-def placed(execution: SingleStep | StackedSteps, distribution: Distribution) -> SingleStep | StackedSteps:
-    """Return the execution with its arrays on the devices, in a job as global arrays."""
-    batch, shardings = execution.batch, execution.shardings(distribution)
+def placed(batch: Batch, distribution: Distribution) -> Batch:
+    """Return a batch, or a stack of batches, with its arrays on the devices, in a job as global arrays."""
+    shardings = _shardings_of(batch, distribution)
     if batch.portion is None:
         arrays = put(batch.arrays, shardings)
     else:
         whole = functools.partial(global_portion, portion=batch.portion, dim=0 if batch.stacked is None else 1)
         arrays = jax.tree.map(whole, batch.arrays, shardings)
-    return type(execution)(dataclasses.replace(batch, arrays=arrays, portion=None))
+    return dataclasses.replace(batch, arrays=arrays, portion=None)
 
 
 def compare_call(same: SameRows, source: ArraySource) -> None:

@@ -6,11 +6,9 @@ traced, and its jaxpr evaluated with each fully sharded weight constrained in th
 raw arrays. Unlike a `custom_vjp`, constraints can be differentiated twice and forwards.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -59,10 +57,10 @@ class _Weight:
         """Whether these dims are unsharded."""
         return all(self.axes[dim] is None for dim in dims)
 
-    def of_dims(self, value: Any, dims: Sequence[int]) -> _Weight:
+    def of_dims(self, value: Any, dims: Sequence[int]) -> Self:
         """Return `value` as a weight with these dims of this weight."""
         axes, compute_axes = (tuple(each[dim] for dim in dims) for each in (self.axes, self.compute_axes))
-        return _Weight(self.path, value, axes, compute_axes)
+        return type(self)(self.path, value, axes, compute_axes)
 
     def moved(self) -> Any:
         """Return the array of the program, not gathered."""

@@ -1,23 +1,30 @@
-"""The execution loop shared by `fit`, `evaluate` and `predict`.
+"""The execution loop shared by `fit`, `evaluate` and `predict`, and the signals that end it between two steps.
 
 fit, evaluate and predict are one loop with three kinds of steps. At most two executions are in flight: the batches of
 the second are transferred while the first runs, and more would deadlock fake devices and gain nothing.
+
+Ctrl-C, and SIGTERM of a scheduler, end training between two steps, never within a step: a `KeyboardInterrupt` between a
+donated step and the storing of its result loses the state. So the signal handler only notes the signal, which is raised
+between steps; the second one is raised at once, except from dispatch to storing. Steps are compiled before they are
+dispatched, so the second ends a compilation.
 """
 
-from __future__ import annotations
-
 import collections
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import Any, Literal, Protocol
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
 
 import jax
 
 from keras_dist._support.types import PyTree
-from keras_dist.distribution.jobs import heartbeat
-from keras_dist.distribution.jobs.consistency import Fingerprint
+from keras_dist.distribution.jobs import heartbeat, job
 from keras_dist.training.executions import Execution
-from keras_dist.training.throughput import StepTimer, Timing
+from keras_dist.training.throughput import StepTimer
 
 Mode = Literal["train", "test", "predict"]
 
@@ -25,54 +32,7 @@ MAX_IN_FLIGHT = 2
 """Executions in flight: more would deadlock fake CPU devices and would not be faster; see `backend_environment`."""
 
 
-class Hooks(Protocol):
-    """The interface of callbacks for training."""
-
-    def begin(self, mode: Mode) -> None:
-        """Call before the first batch, or the first epoch."""
-
-    def end(self, mode: Mode, logs: Mapping[str, float] | None = None) -> None:
-        """Call after the last batch, or the last epoch."""
-
-    def batch_begin(self, mode: Mode, batch: int) -> None:
-        """Call before the dispatch of a group of steps, with its first batch."""
-
-    def batch_end(self, mode: Mode, batch: int, full: int, make_logs: Callable[[], Mapping[str, Any]]) -> None:
-        """Call after the dispatch of a group, with its last batch and the last batch of a full group."""
-
-    def sees_every_batch(self, mode: Mode) -> bool:
-        """Whether a callback looks at single batches, so that executions take one step."""
-        ...
-
-    def on_epoch_begin(self, epoch: int) -> None:
-        """Call before an epoch of training."""
-
-    def note_timing(self, timing: Timing) -> None:
-        """Store the timing of the training so far, before the end of an epoch."""
-
-    def on_epoch_end(self, epoch: int, logs: MutableMapping[str, Any] | None) -> None:
-        """Call after an epoch of training and its validation."""
-
-    @property
-    def handles_interrupts(self) -> bool:
-        """Whether a callback acts before a signal ends the training."""
-        ...
-
-    def on_train_interrupt(self, signum: int) -> None:
-        """Call between two steps when a signal is about to end the training."""
-
-    def on_train_exit(self, error: BaseException | None) -> None:
-        """Call when a training ends for any reason."""
-
-    def facts(self) -> Fingerprint:
-        """Return values that must be equal in all processes of a job."""
-        ...
-
-    def get_state(self) -> PyTree:
-        """Return the state from which another process can resume."""
-
-    def set_state(self, state: PyTree) -> None:
-        """Resume from the state of another process."""
+Hooks = Any  # a `CallbackList`, which is on a higher floor
 
 
 def run_steps(
@@ -100,8 +60,8 @@ def run_steps(
     waiting: collections.deque[tuple[int, int, PyTree, PyTree, float]] = collections.deque()
 
     def finish_oldest() -> None:
-        steps, rows, result, signal, started = waiting.popleft()
-        signal.block_until_ready()
+        steps, rows, result, output, started = waiting.popleft()
+        output.block_until_ready()
         heartbeat.current().note_step()
         timer.finished(started, steps)
         if collect is not None:
@@ -122,12 +82,12 @@ def run_steps(
             results, end = [], batch + group
         began = timer.look()
         result, compiled = dispatch(execution)
-        signal = jax.tree.leaves(result)[0]  # all outputs of a program are ready at once
+        output = jax.tree.leaves(result)[0]  # all outputs of a program are ready at once
         steps, rows = execution.steps, execution.rows
         results.append((rows, result))
         if mode == "train":
             heartbeat.current().note_begun(steps)
-        waiting.append((steps, rows, result, signal, timer.dispatched(began, signal, steps * rows, compiled)))
+        waiting.append((steps, rows, result, output, timer.dispatched(began, output, steps * rows, compiled)))
         del execution  # the next batch can have the memory of its arrays
         batch += steps
         if batch >= end:
@@ -143,3 +103,148 @@ def run_steps(
         finish_oldest()
     timer.end()
     return result
+
+
+Leave = Callable[[int], None]  # called between two steps with the number of the signal; it may raise
+
+
+class _Notes:
+    """The handler of SIGINT, and of SIGTERM with `leave`, while steps run; `shields` delay its exceptions."""
+
+    # Python swallows exceptions of a handler in `__del__` and in callbacks of the garbage collector; `check` repeats
+
+    def __init__(self) -> None:
+        self._presses = 0
+        self._signal = signal.SIGINT
+        self._handled_before = sys.exception()
+        self._has_asked = False
+        self.shields = 1
+        self.leave: Leave | None = None
+        self.is_shared = False
+
+    def __call__(self, signum: int, frame: object) -> None:
+        """Note a signal; the second signal ends the training at once."""
+        self._presses += 1
+        self._signal = signal.Signals(signum)
+        if self._presses > 1 and not self.shields:
+            if signum == signal.SIGTERM:
+                signal.signal(signum, signal.SIG_DFL)
+                os.kill(os.getpid(), signum)
+            self._raise()
+
+    def __enter__(self) -> None:
+        """Note signals without raising."""
+        self.shields += 1
+
+    def __exit__(self, *exception: object) -> None:
+        """Raise again."""
+        self.shields -= 1
+
+    def check(self) -> None:
+        """End the training between two steps after a signal; all processes of a job end after the same step."""
+        if self.leave is not None and not self._is_leaving():
+            if job.process_count() > 1 and not (self.is_shared and self._is_time_for_all()):
+                return
+            if self._presses:
+                leave, self.leave = self.leave, None
+                leave(self._signal)
+        self._raise()
+
+    def _is_time_for_all(self) -> bool:
+        """Whether the processes of the job have agreed to end here; Ctrl-C in one process asks the others."""
+        if self._presses and not self._has_asked:
+            self._has_asked = True
+            os.kill(os.getpid(), signal.SIGTERM)  # JAX's handler informs all processes
+        if not job.reached_preemption_point():
+            return False
+        if not self._presses:
+            self._presses, self._signal = 1, signal.SIGTERM
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX handles the first; the second must not wait
+        return True
+
+    def _raise(self) -> None:
+        """Raise after a signal, unless its exception is being handled already."""
+        if self._presses and not self._is_leaving():
+            raise KeyboardInterrupt if self._signal == signal.SIGINT else SystemExit(128 + self._signal)
+
+    def _is_leaving(self) -> bool:
+        leaving = sys.exception()
+        return leaving is not self._handled_before and isinstance(leaving, KeyboardInterrupt | SystemExit)
+
+
+_running: _Notes | None = None
+
+
+@contextlib.contextmanager
+def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = False) -> Iterator[Callable[[], None]]:
+    """Context manager that records the first Ctrl-C; yields the function that raises for it between steps.
+
+    A second Ctrl-C is raised at once, except in a `shield`. Nested contexts share the outer function. Nothing is done
+    outside of the main thread, where Python delivers no signals, and where the user has a handler. With `leave`, which
+    is called before the function raises, SIGTERM is treated like Ctrl-C. If all processes of a job run the steps
+    (`is_shared`), a signal to one ends all after the same step.
+    """
+    global _running
+    if not _is_main_thread():
+        yield lambda: None
+        return
+    if job.process_count() > 1:
+        if not (_has_default(signal.SIGTERM) and job.has_preemption_points()):
+            leave, is_shared = None, False  # one process cannot leave without the others
+        elif is_shared and leave is None and (_running is None or _running.leave is None):
+            leave = lambda signum: None  # noqa: E731  # all leave by the signal alone
+    if _running is not None:
+        with _leaving(_running, leave, is_shared):
+            yield _running.check
+            _running.check()
+        return
+    outer = signal.getsignal(signal.SIGINT)
+    if outer is not signal.default_int_handler and leave is None:
+        yield lambda: None
+        return
+    notes = _Notes()
+    is_ours = outer is signal.default_int_handler
+    if is_ours:
+        signal.signal(signal.SIGINT, notes)
+    try:
+        _running = notes
+        with _leaving(notes, leave, is_shared):
+            notes.shields -= 1
+            yield notes.check
+            notes.check()  # for a signal after the last step
+    finally:
+        notes.shields += 1  # `signal.signal` first calls pending handlers
+        _running = None
+        if is_ours:
+            signal.signal(signal.SIGINT, outer)
+        notes.check()
+
+
+@contextlib.contextmanager
+def _leaving(notes: _Notes, leave: Leave | None, is_shared: bool) -> Iterator[None]:
+    """Call `leave` before a signal ends the training, and handle SIGTERM, unless the user has a handler."""
+    before, outer = (notes.leave, notes.is_shared), signal.getsignal(signal.SIGTERM)
+    notes.leave, notes.is_shared = leave or notes.leave, is_shared or leave is not None
+    is_ours = leave is not None and _has_default(signal.SIGTERM) and job.process_count() == 1  # else JAX has one
+    if is_ours:
+        signal.signal(signal.SIGTERM, notes)
+    try:
+        yield
+    finally:
+        notes.leave, notes.is_shared = before
+        if is_ours:
+            signal.signal(signal.SIGTERM, outer)
+
+
+def shield() -> contextlib.AbstractContextManager[Any]:
+    """Return a reusable context in which signals are recorded, and raise nothing: no dispatched state is lost."""
+    notes = signal.getsignal(signal.SIGINT)
+    return notes if isinstance(notes, _Notes) and _is_main_thread() else contextlib.nullcontext()
+
+
+def _has_default(signum: int) -> bool:
+    return signal.getsignal(signum) is signal.SIG_DFL
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

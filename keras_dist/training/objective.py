@@ -1,9 +1,7 @@
-"""`Objective`: losses and metrics of the outputs of a model."""
-
-from __future__ import annotations
+"""`Objective`: losses and metrics of the outputs of a model; values that `compile(report=...)` logs beside them."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,14 +11,20 @@ from keras_dist import metrics
 from keras_dist._support.arguments import check_number
 from keras_dist._support.traced_values import explaining_traced_values
 from keras_dist._support.types import ArrayLike, PyTree
-from keras_dist.errors import ModelError, shorten, with_type
+from keras_dist.errors import ModelError, shorten, unknown_name_error, with_type
 from keras_dist.layers import Layer
 from keras_dist.losses import Loss
 from keras_dist.losses.identifiers import as_loss
 from keras_dist.metrics import Metric
-from keras_dist.training.accumulators import Observation, OpenMean
+from keras_dist.optimizers.host_slots import on_device
+from keras_dist.training.accumulators import Count, Latest, Observation, OpenMean
+from keras_dist.training.naming import free_name
+from keras_dist.training.optimization import DEFAULT, Optimizer, TrainState
 from keras_dist.training.outputs import Outputs, Part, is_structured, parts_of
 from keras_dist.variables import call_context
+
+Batch = tuple[PyTree, PyTree, PyTree]
+"""`(x, y, sample_weight)`; the latter two may be None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Objective:
         """The metrics and the weighted metrics of all outputs."""
         return jax.tree.leaves([self.metrics, self.weighted_metrics])
 
-    def losses(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> dict[str, jax.Array]:
+    def losses(self, batch: Batch, y_pred: PyTree, mask: PyTree = None) -> dict[str, jax.Array]:
         """Return the `loss` of a batch, with several outputs also the loss of each, before its weight.
 
         The scalars that losses report follow; with several losses their names begin with the name of the output.
@@ -118,12 +122,12 @@ class Objective:
             found |= named
         return found
 
-    def batch_weight(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
+    def batch_weight(self, batch: Batch, y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
         """Return the divisor of the loss of a batch: its weight in accumulated gradients. Without a loss, its rows."""
         divisors = [term.divisor() for term in self._terms(batch, y_pred, mask)]
         return sum(divisors) / len(divisors) if divisors else float(len(jax.tree.leaves(batch[0])[0]))
 
-    def tokens(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
+    def tokens(self, batch: Batch, y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
         """Count the tokens in a batch: values of the loss with a weight other than 0 that are not masked."""
         counts = [term.count() for term in self._terms(batch, y_pred, mask)]
         counts = [count for count in counts if count is not None]
@@ -133,14 +137,14 @@ class Objective:
         fix = 'report "examples_per_second" instead, or let one loss alone return a value for each token'
         raise ModelError(summary, given=f"{len(counts)} losses with a value for each token", fix=fix)
 
-    def measured(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> PyTree:
+    def measured(self, batch: Batch, y_pred: PyTree, mask: PyTree = None) -> PyTree:
         """Return the arrays in `y_pred` that have a loss or a metric."""
         measured = self._measured(self._outputs(y_pred), batch, y_pred, mask)
         outputs = [term.output for term in self._terms(batch, y_pred, mask)] + [output for _, output, *_ in measured]
         return [output.y_pred for output in outputs]
 
     def logs(
-        self, losses: Mapping[str, jax.Array], batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None
+        self, losses: Mapping[str, jax.Array], batch: Batch, y_pred: PyTree, mask: PyTree = None
     ) -> dict[str, Any]:
         """Return the losses and the observations of metrics by the names they are logged under."""
         outputs = self._outputs(y_pred)
@@ -154,23 +158,18 @@ class Objective:
             measured = [(prefix, _Output(*given), *metrics)]
         for prefix, output, plain, _ in measured:
             for metric in plain:
-                found[_free(found, prefix + metric.name)] = output.observation(metric, None)
+                found[free_name(prefix + metric.name, found)] = output.observation(metric, None)
         for prefix, output, _, weighted in measured:
             for metric in weighted:
                 name = prefix + metric.name
-                name = _free(found, f"{prefix}weighted_{metric.name}") if name in found else name
+                name = free_name(f"{prefix}weighted_{metric.name}", found) if name in found else name
                 found[name] = output.observation(metric, output.sample_weight)
-        if repeated := set(found) & set(losses):
-            given = f"the losses {', '.join(map(repr, losses))} and the metrics {', '.join(map(repr, found))}"
-            fix = "give the metric another name, or rename the value in the dict that the loss returns"
-            raise ModelError(f"two values would be logged as {min(repeated)!r}", given=given, fix=fix)
+        check_free(found, losses)
         in_order = dict(sorted(found.items())) if len(outputs.names) > 1 else found
         ordered = {name: losses[name] for name in names if name in losses}
         return {**self._in_means(ordered, batch, y_pred, mask), **in_order}
 
-    def _in_means(
-        self, losses: dict[str, jax.Array], batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree
-    ) -> dict[str, Any]:
+    def _in_means(self, losses: dict[str, jax.Array], batch: Batch, y_pred: PyTree, mask: PyTree) -> dict[str, Any]:
         """Return the losses, weighted by their divisors if the only loss is a mean over weights."""
         if not (isinstance(self.loss, Loss) and self.loss.is_mean_by_weight):
             return losses
@@ -182,7 +181,7 @@ class Objective:
         if names is not None and len(names) != count:  # `compute_loss` of a subclass changed the outputs
             taken: dict[str, Any] = {}  # as in Keras: outputs without names get the names of their losses
             for loss in self.loss if isinstance(self.loss, list) and None not in self.loss else ():
-                taken[_free(taken, loss.name)] = loss
+                taken[free_name(loss.name, taken)] = loss
             names = list(taken) if len(taken) == count else None
         return Outputs(y_pred, names)
 
@@ -203,7 +202,7 @@ class Objective:
         weights = outputs.assign("loss_weights", self.loss_weights, one_for_all=True)
         return [Part(name, loss, weights.get(name), name) for name, loss in losses.items() if loss is not None]
 
-    def _terms(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree) -> list[_Term]:
+    def _terms(self, batch: Batch, y_pred: PyTree, mask: PyTree) -> list[_Term]:
         _, y, sample_weight = batch
         outputs = self._outputs(y_pred)
         if self._takes_apart(outputs, y):
@@ -214,7 +213,7 @@ class Objective:
         return [_Term(part.name, of(part.outputs), part.loss, part.weight, measured) for part in parts]
 
     def _measured(
-        self, outputs: Outputs, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree
+        self, outputs: Outputs, batch: Batch, y_pred: PyTree, mask: PyTree
     ) -> list[tuple[str, _Output, list[Metric], list[Metric]]]:
         """Return, per output: name prefix, output, metrics, weighted metrics."""
         _, y, sample_weight = batch
@@ -237,7 +236,7 @@ class Objective:
         ]
 
     def _given(
-        self, outputs: Outputs, batch: tuple[PyTree, PyTree, PyTree], mask: PyTree, parts: Sequence[Part]
+        self, outputs: Outputs, batch: Batch, mask: PyTree, parts: Sequence[Part]
     ) -> Callable[[PyTree], _Output]:
         """Return the function from the name of an output, or a structure of names, to its `_Output`."""
         _, y, sample_weight = batch
@@ -370,7 +369,54 @@ def check_free(taken: Mapping[str, Any], reported: Mapping[str, Any]) -> None:
             raise ModelError(f"two values would be logged as {name!r}", given=given, fix=fix)
 
 
-def _free(taken: Mapping[str, Any], name: str) -> str:
-    """Return `name`, or the first of `name_1`, `name_2`, ... that is not taken."""
-    numbered = (f"{name}_{number}" for number in range(1, len(taken) + 1))
-    return next(free for free in (name, *numbered) if free not in taken)
+REPORTS = ("gradient_norm", "learning_rate", "tokens_per_second", "examples_per_second")
+
+
+def check_report(report: Any, has_own_step: bool) -> tuple[str, ...]:
+    """Return the names in the argument `report` of `compile`."""
+    names = () if report is None else (report,) if isinstance(report, str) else report
+    if not isinstance(names, Collection) or isinstance(names, Mapping):
+        fix = f"for example report=['gradient_norm']; there are {', '.join(map(repr, REPORTS))}"
+        raise ModelError("`report` must be a list of names", given=f"report={with_type(report)}", fix=fix)
+    for name in names:
+        if name not in REPORTS:
+            given = f"report={shorten(report)}"
+            raise unknown_name_error("`report` has an unknown name", name, REPORTS, given=given, error=ModelError)
+    if names and has_own_step:
+        fix = "leave it out, and log {'gradient_norm': optax.tree.norm(grads)} in train_step"
+        raise ModelError("`report` goes with the train step of `compile`", given=f"report={shorten(report)}", fix=fix)
+    return tuple(dict.fromkeys(names))
+
+
+def reported(
+    names: Collection[str],
+    objective: Objective,
+    optimizers: Mapping[str, Optimizer],
+    states: tuple[TrainState, TrainState],
+    grads: PyTree,
+    batch: Batch,
+    outputs: tuple[PyTree, PyTree],
+    batch_weight: ArrayLike | None,
+) -> dict[str, Any]:
+    """Return the values of one step by name (traced), from the states before and after it."""
+    before, after = states
+    found: dict[str, Any] = {}
+    for name in names:
+        if name == "gradient_norm":
+            weight = 1.0 if batch_weight is None else batch_weight
+            norms = [
+                one.transformation.squared_norm(one.select(grads), on_device(before.slots[key]), weight)
+                for key, one in optimizers.items()
+            ]
+            squared = sum((jnp.where(is_due, norm, 0.0) for norm, is_due in norms), jnp.zeros((), jnp.float32))
+            is_due = jnp.any(jnp.array([is_due for _, is_due in norms]))
+            found[name] = OpenMean(jnp.sqrt(squared), is_due.astype(jnp.float32))
+        elif name == "learning_rate":
+            for key, one in optimizers.items():
+                rate = one.transformation.rate_of_step(before.slots[key], after.slots[key])
+                found[name if key == DEFAULT else f"{key}_{name}"] = Latest(jnp.asarray(rate, jnp.float32))
+        elif name == "tokens_per_second":
+            found[name] = Count(objective.tokens(batch, *outputs))
+        else:
+            found[name] = Count(float(len(jax.tree.leaves(batch[0])[0])))
+    return found

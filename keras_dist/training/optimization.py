@@ -1,13 +1,11 @@
-"""The optimizers of a model by name, each with its variables."""
-
-from __future__ import annotations
+"""The training state, and the optimizers of a model by name, each with its variables."""
 
 import contextlib
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import optax
@@ -19,7 +17,29 @@ from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, nearest, unknown_name_error
 from keras_dist.optimizers.host_slots import on_device, update_in_turn
 from keras_dist.training.graph import compile_rule
-from keras_dist.training.train_state import TrainState
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The state that a training carries from step to step: pytrees of arrays, laid out as planned.
+
+    Attributes:
+        trainable: trained variables, as nested dicts of attribute names.
+        rest: all other variables: frozen parameters, statistics, RNG streams, buffers.
+        slots: state of each optimizer by name.
+        step: number of steps taken, a scalar.
+    """
+
+    trainable: Any
+    rest: Any
+    slots: dict[str, Any]
+    step: Any
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other values of some attributes."""
+        return dataclasses.replace(self, **changes)
+
 
 DEFAULT = "optimizer"  # the name of the only optimizer of an ordinary model
 
@@ -36,10 +56,10 @@ class Optimizer:
         flat = traverse_util.flatten_dict(trainable)
         return traverse_util.unflatten_dict({parts: leaf for parts, leaf in flat.items() if parts in self.parts})
 
-    def put(self, trainable: PyTree, part: PyTree) -> PyTree:
-        """Return `trainable` with the variables in `part` replaced."""
-        flat = {**traverse_util.flatten_dict(trainable), **traverse_util.flatten_dict(part)}
-        return traverse_util.unflatten_dict(flat)
+
+def joined(one: PyTree, other: PyTree) -> PyTree:
+    """Return the entries of both nested dicts; `other` takes precedence."""
+    return traverse_util.unflatten_dict({**traverse_util.flatten_dict(one), **traverse_util.flatten_dict(other)})
 
 
 def as_optimizer(given: Any, name: str) -> optimizers.Optimizer | optimizers.OptaxOptimizer:
@@ -88,16 +108,12 @@ def apply_gradients(
         part = _gradients_of(optimizer, grads)
         extra = {}
         if value_fn is not None:
-            extra = {
-                "value": value,
-                "grad": part,
-                "value_fn": lambda params, optimizer=optimizer: value_fn(optimizer.put(state.trainable, params)),
-            }
+            extra = {"value": value, "grad": part, "value_fn": lambda params: value_fn(joined(state.trainable, params))}
         if batch_weight is not None:
             extra["batch_weight"] = batch_weight
         update = functools.partial(_updated, optimizer, extra)
         params, slots[key] = update_in_turn(update, part, slots[key], optimizer.select(trainable))
-        trainable = optimizer.put(trainable, params)
+        trainable = joined(trainable, params)
     return state.replace(trainable=trainable, slots=slots)
 
 
@@ -154,7 +170,7 @@ def finalize(state: TrainState, named: Mapping[str, Optimizer]) -> PyTree:
     for name, optimizer in named.items():
         if isinstance(optimizer.transformation, optimizers.Optimizer):
             final = optimizer.transformation.finalize(on_device(state.slots[name]), optimizer.select(trainable))
-            trainable = optimizer.put(trainable, final)
+            trainable = joined(trainable, final)
     return trainable
 
 

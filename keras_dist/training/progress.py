@@ -5,12 +5,10 @@ the loop gives all callbacks their states after that and begins at the cursor, s
 matter.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -38,7 +36,7 @@ class Progress:
     callbacks: PyTree = None  # see `CallbackList.get_state`
 
     @classmethod
-    def from_json(cls, state: Any) -> Progress:
+    def from_json(cls, state: Any) -> Self:
         """Return the progress from the result of `to_json`."""
         names = ("cursor", *_IS_FIELD)
         if (
@@ -58,14 +56,14 @@ class Progress:
         return {"tallies": fields.pop("metric_states"), **fields, "cursor": self.cursor.to_json()}
 
     @classmethod
-    def begun(cls, examples: Batching | Streaming, epochs: range, shuffle_key: tuple[int, ...] | None) -> Progress:
+    def begun(cls, examples: Batching | Streaming, epochs: range, shuffle_key: tuple[int, ...] | None) -> Self:
         """Return the progress before the first batch."""
         form = {"steps_per_epoch": examples.steps}
         if isinstance(examples, Batching):
             form |= {"rows": examples.source.length, "batch_size": examples.batch_size}
         return cls(Cursor(epochs.start), epochs.start, shuffle_key, form)
 
-    def at_epoch(self, epoch: int) -> Progress:
+    def at_epoch(self, epoch: int) -> Self:
         """Return the progress before the first batch of an epoch."""
         return dataclasses.replace(self, cursor=Cursor(epoch), metric_states={})
 
@@ -73,13 +71,13 @@ class Progress:
         """Return all epochs of the training, which ends before `stop`."""
         return range(self.first_epoch, stop)
 
-    def after(self, steps: int, rows: int, metric_states: Mapping[str, PyTree]) -> Progress:
+    def after(self, steps: int, rows: int, metric_states: Mapping[str, PyTree]) -> Self:
         """Return the progress after `steps` more batches of `rows` rows each, in the same epoch."""
         cursor = self.cursor
         cursor = Cursor(cursor.epoch, cursor.batch + steps, cursor.rows + steps * rows)
         return dataclasses.replace(self, cursor=cursor, metric_states=metric_states)
 
-    def check_continues(self, other: Progress, zeros: Mapping[str, PyTree]) -> None:
+    def check_continues(self, other: Self, zeros: Mapping[str, PyTree]) -> None:
         """Check that this training can resume at `other`: with equal batches, loss and metrics.
 
         Between two epochs batches may differ if each epoch has all of them. `zeros` are the initial metric states.

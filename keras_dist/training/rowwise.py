@@ -28,8 +28,7 @@ from keras_dist.layers import Embedding
 from keras_dist.layers.core.row_table import Axes, Lookups, RowTable, TableLayout, gathered
 from keras_dist.layers.weights import walk_owned
 from keras_dist.training.graph import ModuleGraph, compile_rule
-from keras_dist.training.optimization import Optimizer
-from keras_dist.training.train_state import TrainState
+from keras_dist.training.optimization import Optimizer, TrainState
 
 if TYPE_CHECKING:
     from keras_dist.training.step import Forward
@@ -100,11 +99,6 @@ def without(tables: Tables, trainable: PyTree) -> PyTree:
     """Return the other variables."""
     flat = traverse_util.flatten_dict(trainable)
     return traverse_util.unflatten_dict({parts: leaf for parts, leaf in flat.items() if parts not in tables})
-
-
-def joined(one: PyTree, other: PyTree) -> PyTree:
-    """Return the entries of both nested dicts; `other` takes precedence."""
-    return traverse_util.unflatten_dict({**traverse_util.flatten_dict(one), **traverse_util.flatten_dict(other)})
 
 
 def taps_of(tables: Tables, measure: Callable[[Lookups], Any]) -> tuple[list[jax.Array], list[str]]:

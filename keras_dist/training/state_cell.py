@@ -4,10 +4,8 @@ The state between steps is a flat list: flattening and building trees cost 15 us
 raise, because both would donate the same buffers; readers take a lock around dispatch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +16,9 @@ from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
-from keras_dist.training.array_positions import ArrayPosition, positions_of
 from keras_dist.training.borrowing import BorrowedArrays
-from keras_dist.training.graph import ModuleGraph
-from keras_dist.training.optimization import Optimizer
-from keras_dist.training.train_state import TrainState
+from keras_dist.training.graph import ArrayPosition, ModuleGraph, positions_of
+from keras_dist.training.optimization import Optimizer, TrainState
 from keras_dist.variables.variable import Variable
 
 
@@ -32,7 +28,7 @@ class StateCell(BorrowedArrays):
     slot_memory: str | None = None  # kind of the memory of the slots; None for the memory of the devices
 
     @classmethod
-    def of_own_module(cls, graph: ModuleGraph, plan: LayoutPlan, state: PyTree) -> tuple[StateCell, Any]:
+    def of_own_module(cls, graph: ModuleGraph, plan: LayoutPlan, state: PyTree) -> tuple[Self, Any]:
         """Create a module with these arrays, placed as planned; return its training state and the module."""
         leaves = jax.tree.leaves(state)
         module = graph.merge(*graph.nest(leaves))
@@ -40,11 +36,6 @@ class StateCell(BorrowedArrays):
         for place, array in zip(places, leaves, strict=True):
             place.keep(array)
         return cls(graph, plan, places), module
-
-    @property
-    def kinds(self) -> str:
-        """The kinds of variables of a foreign module; empty for layers."""
-        return self.graph.described_kinds() if self.graph.is_foreign else ""
 
     def row(self, path: str) -> Row:
         """Return the row of a variable in the plan."""
@@ -123,10 +114,6 @@ class StateCell(BorrowedArrays):
         """Return the arrays of all variables; they are valid until the next step."""
         arrays = self.arrays
         return [arrays[place] for place in self._places]
-
-    def write(self, index: int, value: ArrayLike) -> None:
-        """Replace the array of the variable with this index by a copy of a value."""
-        self.write_all({index: value})
 
     def write_all(self, values: Mapping[int, ArrayLike]) -> None:
         """Replace the arrays of variables, by index, by copies of these values."""

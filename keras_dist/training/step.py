@@ -5,13 +5,11 @@ is exact for every module and loss, also for foreign BatchNorm, and costs one pr
 the layout of the parameter and then that of its slots: Shardy otherwise gathers Adam's arrays of replicated biases.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +26,7 @@ from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Layer
 from keras_dist.layers.core.row_table import Lookups
 from keras_dist.layers.module_precision import cast_floats, compute_under
-from keras_dist.losses.reduction import split_reported
+from keras_dist.losses.loss import split_reported
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.training import rowwise
 from keras_dist.training.accumulators import (
@@ -41,22 +39,24 @@ from keras_dist.training.accumulators import (
     add,
     flat_logs,
 )
-from keras_dist.training.activations import constrain_inputs, constrain_outputs, weight_scope
+from keras_dist.training.activations import Remat, constrain_inputs, constrain_outputs, weight_scope
 from keras_dist.training.adapters import adapted
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.gathers import with_gathers
 from keras_dist.training.graph import ModuleGraph
-from keras_dist.training.logged_values import reported
-from keras_dist.training.objective import Objective, check_free
-from keras_dist.training.optimization import Optimizer, apply_gradients, check_loss_scales, scale_loss, scaling_checked
-from keras_dist.training.rematerialisation import Remat
+from keras_dist.training.objective import Batch, Objective, check_free, reported
+from keras_dist.training.optimization import (
+    Optimizer,
+    TrainState,
+    apply_gradients,
+    check_loss_scales,
+    joined,
+    scale_loss,
+    scaling_checked,
+)
 from keras_dist.training.rowwise import SeenRows, Tables
-from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import check_have_rows, over_padded_rows, rows_multiple
 from keras_dist.variables import call_context
-
-Batch = tuple[Any, Any, Any]
-"""`(x, y, sample_weight)`; the latter two may be None."""
 
 TrainStep = Callable[[TrainState, Batch, nnx.Rngs], tuple[TrainState, dict[str, Any]]]
 """`train_step(state, batch, rngs) -> (state, logs)`, as users write it."""
@@ -73,13 +73,13 @@ class Draw:
     words: Any  # [seed, number of the evaluation or prediction, batch], uint32 (3,)
 
     @classmethod
-    def begun(cls, seed: int, run: int) -> Draw:
+    def begun(cls, seed: int, run: int) -> Self:
         """Return the position of the first batch."""
         return cls(np.array([seed, run, 0], np.uint32))
 
-    def after(self, batches: int) -> Draw:
+    def after(self, batches: int) -> Self:
         """Return the position `batches` batches later."""
-        return Draw(self.words + np.array([0, 0, batches], np.uint32))
+        return type(self)(self.words + np.array([0, 0, batches], np.uint32))
 
     def key(self) -> jax.Array:
         """Return the key of the batch (traced), distinct from all keys of training steps."""
@@ -213,23 +213,19 @@ class Forward:
         def call(module: Any, x: PyTree) -> PyTree:
             return self.run(module, at, constrain_inputs(x, self.distribution), training)
 
-        if not self.pads:
-            return call(module, x), None
-
         def call_copy(x: PyTree) -> PyTree:
             with call_context.entered(training, anew=True):
                 return call(self.module(*self.graph.split(module)), x)
 
-        multiple = rows_multiple(x, self.distribution)
-        return over_padded_rows(functools.partial(call, module), x, multiple, self.distribution, call_copy)
+        return self.with_padding(functools.partial(call, module), x, x, call_copy)
 
     def with_padding(
         self, call: Callable[[Any], PyTree], arguments: Any, x: PyTree, call_copy: Callable[[Any], PyTree]
-    ) -> PyTree:
-        """Return the outputs of `call(arguments)`, padded where the mesh does not divide the rows of `x`."""
+    ) -> tuple[PyTree, PyTree | None]:
+        """Return the outputs of `call(arguments)`, padded where the mesh does not divide `x`, and which have rows."""
         if not self.pads:
-            return call(arguments)
-        return over_padded_rows(call, arguments, rows_multiple(x, self.distribution), self.distribution, call_copy)[0]
+            return call(arguments), None
+        return over_padded_rows(call, arguments, rows_multiple(x, self.distribution), self.distribution, call_copy)
 
     def run(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
         """Return the outputs for `x` in training or evaluation mode; floats are float32 under a mixed policy."""
@@ -265,7 +261,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         def loss_of(trainable: PyTree, taps: list[jax.Array]) -> tuple[jax.Array, tuple[PyTree, ...]]:
-            lookups, trainable = Lookups(taps), rowwise.joined(state.trainable, trainable)
+            lookups, trainable = Lookups(taps), joined(state.trainable, trainable)
             losses, *others = forward.measure(objective, state, trainable, batch, lookups=lookups)
             return scale_loss(optimizers, losses["loss"], state.slots), (losses, *others, lookups.indices)
 
@@ -278,7 +274,7 @@ def make_train_step(
         )
         _, (losses, y_pred, mask, rest, indices) = found
         rows = SeenRows(forward, optimizers, state, zip(paths, zip(indices, of_rows, strict=True), strict=True))
-        before, grads = rows.read(state), rowwise.joined(forward.scattered(grads), rows.grads)
+        before, grads = rows.read(state), joined(forward.scattered(grads), rows.grads)
         batch_weight = objective.batch_weight(batch, y_pred, mask) if accumulates else None
         new = apply_gradients(
             before,

@@ -4,11 +4,9 @@
 Both are pure functions of arrays and run in the same programs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +17,13 @@ from keras_dist._support.stateless_scope import StatelessScope
 from keras_dist._support.types import PyTree
 from keras_dist.data.batch import pack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
-from keras_dist.metrics.metric_state import MetricState
-from keras_dist.training.accumulators import LastAccumulator, flat_logs
+from keras_dist.metrics.metric import MetricState
+from keras_dist.training.accumulators import Accumulator, flat_logs, of_last_value
 from keras_dist.training.compile_metrics import ModelMetrics, noting_masks
 from keras_dist.training.loop import Mode
-from keras_dist.training.optimization import Optimizer, scaling_checked
+from keras_dist.training.optimization import Optimizer, TrainState, scaling_checked
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Batch, Draw, check_state
-from keras_dist.training.train_state import TrainState
 
 VARIABLES = ""  # key of the variables of metrics in the logs: no value is logged under an empty name
 
@@ -50,31 +47,6 @@ class StepProtocol:
         return [variable for metric in self.model.metrics for variable in metric.variables]
 
 
-@dataclasses.dataclass(frozen=True)
-class VariablesAccumulator:
-    """The variables of metrics, which the steps update; collected once, since callbacks may read them often."""
-
-    protocol: StepProtocol
-    variables: Sequence[Any]
-    names: tuple[str, ...] = ()
-    is_reset_by_users: ClassVar[bool] = True
-
-    def start(self) -> list[np.ndarray]:
-        """Return the values after a reset."""
-        with StatelessScope(), jax.ensure_compile_time_eval():  # also inside of a trace
-            self.protocol.model.reset_metrics()
-            return [np.asarray(variable.value) for variable in self.variables]
-
-    def read(self, state: Sequence[Any]) -> dict[str, Any]:
-        """Return nothing: the step returns its logs."""
-        return {}
-
-    def hold(self, state: Sequence[jax.Array]) -> None:
-        """Load this state into the metrics."""
-        for variable, value in zip(self.variables, state, strict=True):
-            variable.lend_to(MetricState(value))
-
-
 class ProtocolStep:
     """A step of a model in the form of Keras, on a `TrainState` and logs; `accumulators` finds `changed`."""
 
@@ -86,17 +58,27 @@ class ProtocolStep:
         self._mode: Mode = mode
         self._protocol, self._cell = protocol, cell
         self.changed: list[int] = []
+        self._variables: Sequence[Any] = ()  # of metrics, collected once, since callbacks may read them often
         self._optimizers = [(name, optimizers[name].transformation) for name in sorted(optimizers)]
 
     def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Any]:
         """Return the accumulators of the logs (traced)."""
         self._protocol.prepare(self._protocol.model, state, batch)
-        held = VariablesAccumulator(self._protocol, self._protocol.metrics_variables())
-        logs, after, _ = self._run(state, batch, [jnp.asarray(value) for value in held.start()])
+        self._variables = self._protocol.metrics_variables()
+        logs, after, _ = self._run(state, batch, [jnp.asarray(value) for value in self._reset_values()])
         pairs = zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True)
         self.changed = [place for place, (old, new) in enumerate(pairs) if old is not new]
         shapes = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in logs.items()}
-        return {VARIABLES: held, **{name: LastAccumulator(name, shape) for name, shape in shapes.items()}}
+        held = Accumulator(
+            (), self._reset_values, lambda state: {}, is_reset_by_users=True
+        )  # the step returns its logs
+        return {VARIABLES: held, **{name: of_last_value(name, shape) for name, shape in shapes.items()}}
+
+    def _reset_values(self) -> list[np.ndarray]:
+        """Return the values of the metrics' variables after a reset."""
+        with StatelessScope(), jax.ensure_compile_time_eval():  # also inside of a trace
+            self._protocol.model.reset_metrics()
+            return [np.asarray(variable.value) for variable in self._variables]
 
     def advance(
         self, state: TrainState, batch: Batch, logs: Mapping[str, Any], rows: int, draw: Draw | None
@@ -115,7 +97,8 @@ class ProtocolStep:
 
     def hold(self, metrics: ModelMetrics, accumulators: Mapping[str, Any], logs: Mapping[str, Any]) -> None:
         """Load these logs into the metric objects of the model."""
-        accumulators[VARIABLES].hold(logs[VARIABLES])
+        for variable, value in zip(self._variables, logs[VARIABLES], strict=True):
+            variable.lend_to(MetricState(value))
 
     def predict(self, state: TrainState, x: PyTree, draw: Draw) -> tuple[TrainState, PyTree]:
         """Return the state afterwards, and the outputs for a batch of inputs (traced)."""

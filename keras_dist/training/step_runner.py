@@ -1,7 +1,5 @@
 """`StepRunner`: fit, evaluate and predict for one model, from batches to logs."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -18,13 +16,12 @@ from keras_dist.data.batching import Validation
 from keras_dist.distribution.jobs import heartbeat
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement, facts_of_form, is_shared
 from keras_dist.training import step as steps
+from keras_dist.training.accumulators import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
 from keras_dist.training.batch_placement import BatchPlacement, Examples
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.compiled import CompiledSteps, Expected, LoggedStep, zero_logs
-from keras_dist.training.executions import Execution, SingleStep
-from keras_dist.training.interrupt import interrupt_between_steps, shield
-from keras_dist.training.logs import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
-from keras_dist.training.loop import Hooks, Mode, run_steps
+from keras_dist.training.executions import Execution, execution_of
+from keras_dist.training.loop import Hooks, Mode, interrupt_between_steps, run_steps, shield
 from keras_dist.training.optimization import finalize
 from keras_dist.training.progress import Progress, TrainingRun, nothing_to_continue
 from keras_dist.training.state_cell import StateCell
@@ -258,7 +255,7 @@ class StepRunner:
         with heartbeat.current().waiting():
             with interrupt_between_steps(is_shared=is_shared(self._cell.mesh)):
                 began = timer.look()
-                states, compiled = self._train_dispatch(program)(SingleStep(batch))
+                states, compiled = self._train_dispatch(program)(execution_of(batch))
                 timer.dispatched(began, None, batch.rows, compiled)
             return dict(self._watched(program, [(batch.rows, states)], timer))
 
@@ -269,7 +266,7 @@ class StepRunner:
         batch = self._placement.whole(source)
         program = self._logged_step("test", lambda: batch)
         with heartbeat.current().waiting():
-            states, _ = self._test_dispatch(program, draw)(SingleStep(batch))
+            states, _ = self._test_dispatch(program, draw)(execution_of(batch))
             return dict(self._watched(program, [(batch.rows, states)]))
 
     def predict_batch(self, source: ArraySource, draw: Draw, local: bool = False) -> PyTree:
@@ -277,7 +274,7 @@ class StepRunner:
         self._placement.compare_call("predict_on_batch", source)
         batch = self._placement.whole(source)
         with heartbeat.current().waiting():
-            outputs, _ = self._predict_dispatch(self._predict_step(None), draw, local=local)(SingleStep(batch))
+            outputs, _ = self._predict_dispatch(self._predict_step(None), draw, local=local)(execution_of(batch))
             return of_one_batch(real_outputs(batch.rows, outputs))
 
     def lower_train(self, source: ArraySource | ShapeSource) -> PyTree:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist.callbacks import save_frequency
-from keras_dist.callbacks.save_frequency import SaveTimer
+from keras_dist.callbacks import model_checkpoint
+from keras_dist.callbacks.model_checkpoint import SaveTimer
 from keras_dist.errors import ModelError
 
 X, Y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
@@ -24,7 +24,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr(save_frequency, "time", clock := Clock())
+    monkeypatch.setattr(model_checkpoint, "time", clock := Clock())
     return clock
 
 

@@ -172,7 +172,7 @@ def test_a_resumed_training_continues_its_run(model, runs, tmp_path):
 
 
 def test_other_processes_log_nothing(model, runs, monkeypatch):
-    monkeypatch.setattr("keras_dist.callbacks.trackers.tracker.is_chief", lambda: False)
+    monkeypatch.setattr("keras_dist.callbacks.trackers.is_chief", lambda: False)
     fit(model, Tracker("listed"))
     assert runs == [] and job.is_chief()
 

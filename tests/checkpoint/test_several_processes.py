@@ -101,7 +101,7 @@ other.load_weights(folder / "weights.orbax")
 np.testing.assert_equal(other.get_weights(), model.get_weights())
 
 # by the clock of the first process: that of the other runs a hundred times as fast
-from keras_dist.callbacks import save_frequency
+from keras_dist.callbacks import model_checkpoint
 
 class Clock(kd.callbacks.Callback):
     now = 0.0
@@ -112,11 +112,11 @@ class Clock(kd.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         self.now += (10, 1000)[process]
 
-save_frequency.time, every = Clock(), datetime.timedelta(seconds=40)
+model_checkpoint.time, every = Clock(), datetime.timedelta(seconds=40)
 backup = kd.callbacks.BackupAndRestore(folder / "timed", every, keep=None, delete_checkpoint=False)
 files = kd.callbacks.ModelCheckpoint(folder / "timed" / "{epoch}-{batch}.safetensors", save_freq=every)
 begin = int(model.snapshot().step)
-model.fit(X, Y, 8, 3, verbose=0, callbacks=[save_frequency.time, files, backup])
+model.fit(X, Y, 8, 3, verbose=0, callbacks=[model_checkpoint.time, files, backup])
 found = {path.name for path in (folder / "timed").iterdir()} - {".lock"}
 assert found == {f"step_{begin + step:08d}" for step in (4, 8)} | {"2-1.safetensors", "3-2.safetensors"}, found
 

@@ -14,7 +14,7 @@ import scipy.sparse
 from keras_dist.data.adapters import source_of
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.streams import StreamSource
-from keras_dist.training.executions import ResidentFeed, StreamFeed, fits_on_devices
+from keras_dist.training.executions import ResidentFeed, StreamFeed, execution_of, fits_on_devices
 from keras_dist.training.throughput import StepsTuner
 from keras_dist.training.uneven_rows import rows_multiple
 from tests import layouts
@@ -45,15 +45,16 @@ def examples_of(kind: str, rows: int, size: int, steps: int | None = None) -> Ba
     return Batching(source, size, steps)
 
 
-def ids_of(batch: Any, multiple_of: int) -> list[int]:
+def ids_of(execution: Any, multiple_of: int) -> list[int]:
     """The numbers of its real rows; padding repeats the last one of each batch."""
-    found = []
-    arrays = batch.arrays if batch.stacked else jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch.arrays)
+    found, arrays, rows = [], execution.operands, execution.rows
+    if execution.kind == "single":
+        arrays = jax.tree.map(lambda leaf: np.asarray(leaf)[None], arrays)
     for x, y in zip(np.asarray(arrays[0]), np.asarray(arrays[1]), strict=True):
         np.testing.assert_array_equal(x.reshape(len(y)), -y)
-        assert len(y) % multiple_of == 0 and len(y) - batch.rows < multiple_of
-        assert set(y[batch.rows :]) <= {y[batch.rows - 1]}
-        found += [int(-number) for number in y[: batch.rows]]
+        assert len(y) % multiple_of == 0 and len(y) - rows < multiple_of
+        assert set(y[rows:]) <= {y[rows - 1]}
+        found += [int(-number) for number in y[:rows]]
     return found
 
 
@@ -64,13 +65,13 @@ def seen_by(feed: Any, epochs: range, key: Any, multiple_of: int) -> list[list[i
         seen = []
         for execution in executions:
             if execution.kind.startswith("resident"):
-                _, y, _ = execution.data
-                numbers = np.asarray(execution.numbers)[execution.start : execution.start + execution.steps]
+                (_, y, _), numbers, (start, stop) = execution.operands
+                numbers = np.asarray(numbers)[start:stop]
                 assert numbers.shape[1] % multiple_of == 0
                 seen += [int(-number) for number in np.asarray(y)[numbers[:, : execution.rows]].ravel()]
                 tell_tuner(feed, execution.steps)
             else:
-                seen += ids_of(execution.batch, multiple_of)
+                seen += ids_of(execution, multiple_of)
         epochs_seen.append(seen)
     return epochs_seen
 
@@ -89,7 +90,7 @@ def assert_once(epochs: list[list[int]], rows: int, in_order: bool) -> None:
 def test_batches(kind, rows, size, epochs, key, mesh, stack):
     epochs = 1 if kind in ONCE else epochs
     found = [
-        [row for batch in batches for row in ids_of(batch, MULTIPLES[mesh])]
+        [row for batch in batches for row in ids_of(execution_of(batch), MULTIPLES[mesh])]
         for _, batches in examples_of(kind, rows, size).epochs(range(epochs), MULTIPLES[mesh], key, stack)
     ]
     assert len(found) == epochs
@@ -106,7 +107,8 @@ def test_epochs_of_so_many_steps_go_on_where_the_last_has_stopped(kind, rows, si
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your input ran out of data")
         found = [
-            [ids_of(batch, 1) for batch in batches] for _, batches in examples.epochs(range(epochs), 1, key, stack)
+            [ids_of(execution_of(batch), 1) for batch in batches]
+            for _, batches in examples.epochs(range(epochs), 1, key, stack)
         ]
     rest, expected = batches_of_all, []
     for _ in range(epochs):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_dist.errors import ModelError
-from keras_dist.losses.reduction import check_values, reduce_values
+from keras_dist.losses.loss import check_values, reduce_values
 
 VALUES = np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], "f4")
 

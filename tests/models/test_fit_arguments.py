@@ -203,7 +203,7 @@ class TestOutputsOfBatches:
 
     def test_what_nobody_reads_is_not_fetched(self, model, monkeypatch):
         fetched = []
-        monkeypatch.setattr("keras_dist.training.logs.real_outputs", lambda rows, outputs: fetched.append(rows))
+        monkeypatch.setattr("keras_dist.training.accumulators.real_outputs", lambda rows, outputs: fetched.append(rows))
         seen = Batches()
         model.predict(X, batch_size=5, verbose=0, callbacks=[seen])
         assert fetched == []

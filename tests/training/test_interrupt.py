@@ -10,8 +10,8 @@ import pytest
 from jax.core import Tracer
 
 import keras_dist as kd
-from keras_dist.training import interrupt
-from keras_dist.training.interrupt import interrupt_between_steps, shield
+from keras_dist.training import loop
+from keras_dist.training.loop import interrupt_between_steps, shield
 from tests import forks, layouts
 from tests.networks import LOSS, Plain, blobs
 from tests.soak import ROUNDS
@@ -326,9 +326,9 @@ def test_a_sigterm_handler_of_the_users_own_stays(sigterm):
 def test_in_a_job_all_end_at_the_points_of_shared_steps_alone(sigterm, monkeypatch, is_ignored):
     """Also where a shell has Ctrl-C ignored; what one process runs on its own inside has no points."""
     points, left = iter([False, True]), []
-    monkeypatch.setattr(interrupt.job, "process_count", lambda: 2)
-    monkeypatch.setattr(interrupt.job, "has_preemption_points", lambda: True)
-    monkeypatch.setattr(interrupt.job, "reached_preemption_point", lambda: next(points))
+    monkeypatch.setattr(loop.job, "process_count", lambda: 2)
+    monkeypatch.setattr(loop.job, "has_preemption_points", lambda: True)
+    monkeypatch.setattr(loop.job, "reached_preemption_point", lambda: next(points))
     if is_ignored:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     with pytest.raises(SystemExit), interrupt_between_steps(leave_with(left)) as check:

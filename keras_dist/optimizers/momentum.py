@@ -1,6 +1,4 @@
-"""Muon."""
-
-from __future__ import annotations
+"""Gradient descent with momentum: SGD, its signs (Lion), and orthogonal steps of matrices (Muon)."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
@@ -14,9 +12,57 @@ from keras_dist._support.arguments import check_int, check_number, check_optiona
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.types import PyTree
 from keras_dist.optimizers.adam import scale_by_adam
-from keras_dist.optimizers.arguments import ArgumentsButDecay, check_patterns
-from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
+from keras_dist.optimizers.arguments import ArgumentsButDecay, CommonArguments, Rate, check_patterns, scale_by_rate
 from keras_dist.optimizers.optimizer import Optimizer
+
+
+class SGD(Optimizer):
+    """`w += velocity` with `velocity = momentum * velocity - learning_rate * gradient`.
+
+    Args:
+        learning_rate, **common: as in `Optimizer`.
+        momentum: decay of the velocity.
+        nesterov: whether `w += momentum * velocity - learning_rate * gradient` instead.
+    """
+
+    takes_rows: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **common: Unpack[CommonArguments],
+    ) -> None:
+        super().__init__(learning_rate, **common)
+        self.momentum = check_number("momentum", momentum, 0, 1)
+        self.nesterov = nesterov
+
+    def transformation(self) -> optax.GradientTransformation:
+        """Scale by the rate first, so that a new rate does not rescale the velocity."""
+        if not self.momentum:
+            return scale_by_rate()
+        return optax.chain(scale_by_rate(), optax.trace(self.momentum, self.nesterov))
+
+
+class Lion(Optimizer):
+    """`w -= learning_rate * sign(beta_1 * m + (1 - beta_1) * gradient)` with a moving average `m`.
+
+    Args:
+        learning_rate, **common: as in `Optimizer`; a good rate is a third to a tenth of Adam's.
+        beta_1: weight of `m`, the moving average of gradients.
+        beta_2: decay of `m`.
+    """
+
+    def __init__(
+        self, learning_rate: Rate = 0.001, beta_1: float = 0.9, beta_2: float = 0.99, **common: Unpack[CommonArguments]
+    ) -> None:
+        super().__init__(learning_rate, **common)
+        self.beta_1 = check_number("beta_1", beta_1, above=0, high=1)
+        self.beta_2 = check_number("beta_2", beta_2, 0, 1)
+
+    def transformation(self) -> optax.GradientTransformation:
+        return optax.chain(optax.scale_by_lion(self.beta_1, self.beta_2), scale_by_rate())
 
 
 class Muon(Optimizer):
@@ -77,7 +123,6 @@ class Muon(Optimizer):
         self.rms_rate = rms_rate
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of the class as an optax transformation."""
         adam = optax.chain(
             scale_by_adam(self.adam_beta_1, self.adam_beta_2, self.epsilon), optax.scale(self.adam_lr_ratio)
         )

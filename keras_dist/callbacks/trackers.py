@@ -4,10 +4,10 @@ Trackers differ in a few calls, which are one small class each, here or of the u
 only then is it known whether the training resumes, so that its run continues.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
+import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from keras_dist._support.extras import import_extra
 from keras_dist.callbacks.callback import Callback, Logs, Mode
-from keras_dist.callbacks.learning_rate_scheduler import labelled, log_rates
-from keras_dist.callbacks.tensorboard import checked_frequency
+from keras_dist.callbacks.learning_rates import labelled, log_rates
+from keras_dist.callbacks.tensorboard import TensorBoard, checked_frequency
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.render import render_axes
 from keras_dist.errors import ModelError, unknown_name_error
@@ -152,11 +152,9 @@ class Tracker(Callback):
         self._epoch, self._steps, self._steps_before_epoch = -1, 0, 0
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Return whether logs are written by batch."""
         return mode == "train" and self.update_freq > 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Reset the counts."""
         self._run_id, self._epoch, self._steps, self._steps_before_epoch = None, -1, 0, 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -170,13 +168,11 @@ class Tracker(Callback):
             self._run_id = self._run.id
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Write the logs if they are due."""
         before, self._steps = self._steps, self._steps_before_epoch + batch + 1
         if self.update_freq and before // self.update_freq < self._steps // self.update_freq and is_chief():
             self._log({f"batch_{name}": value for name, value in (logs or {}).items()})
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Write the logs and learning rates of an epoch."""
         values: dict[str, Any] = {"epoch": epoch + 1, **(logs or {})}
         with contextlib.suppress(ModelError):  # the rate of a plain optax optimizer is not known
             log_rates(self.model, values)
@@ -184,7 +180,6 @@ class Tracker(Callback):
             self._log(values)
 
     def on_train_exit(self, error: BaseException | None) -> None:
-        """End the run."""
         run, self._run = self._run, None
         if run is not None:
             run.finish(failed=error is not None)
@@ -211,3 +206,88 @@ class Tracker(Callback):
         }
         layout = {row.path: render_axes(row.axes) for row in plan.rows}
         return Experiment(self._project, self._name, config, layout, self.model, self._run_id)
+
+
+@register_tracker("trackio")
+class TrackioRun(TrackerRun):
+    """A run of trackio, https://huggingface.co/docs/trackio; the layouts are in its config."""
+
+    package = "trackio"
+
+    def __init__(self, experiment: Experiment, **options: Any) -> None:
+        config = {**experiment.config, "layout": dict(experiment.layout)}
+        name = experiment.run_id or experiment.name
+        if experiment.run_id is not None:
+            options = {"resume": "allow", **options}
+        self.id = self.library().init(project=experiment.project, name=name, config=config, **options).name
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.library().log(dict(values), step=step)
+
+    def finish(self, failed: bool) -> None:
+        self.library().finish()
+
+
+@register_tracker("wandb")
+class WandbRun(TrackerRun):
+    """A run of wandb, https://docs.wandb.ai; the layouts are in its config."""
+
+    package = "wandb"
+
+    def __init__(self, experiment: Experiment, **options: Any) -> None:
+        config = {**experiment.config, "layout": dict(experiment.layout)}
+        if experiment.run_id is not None:
+            options = {"id": experiment.run_id, "resume": "allow", **options}
+        self._run = self.library().init(project=experiment.project, name=experiment.name, config=config, **options)
+        self.id = self._run.id
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log values; wandb ignores steps before its last one."""
+        self._run.log(dict(values), step=step)
+
+    def finish(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+@register_tracker("mlflow")
+class MlflowRun(TrackerRun):
+    """A run of mlflow, https://mlflow.org/docs: parameters, the artifact `layout.txt`, and metrics."""
+
+    package = "mlflow"
+
+    def __init__(self, experiment: Experiment, **options: Any) -> None:
+        mlflow = self.library()
+        mlflow.set_experiment(experiment.project)
+        run = mlflow.start_run(run_id=experiment.run_id, run_name=experiment.name, **options)
+        self.id = run.info.run_id
+        if experiment.run_id is None:  # parameters cannot change
+            mlflow.log_params(dict(experiment.config))
+            mlflow.log_text(str(experiment.model.layout_plan), "layout.txt")
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.library().log_metrics(dict(values), step=step)
+
+    def finish(self, failed: bool) -> None:
+        self.library().end_run("FAILED" if failed else "FINISHED")
+
+
+@register_tracker("tensorboard")
+class TensorBoardRun(TrackerRun):
+    """The files that `TensorBoard` writes to `logs/<project>/<name>`, or to `log_dir`; without a profile."""
+
+    def __init__(self, experiment: Experiment, **options: Any) -> None:
+        folder = os.path.join("logs", experiment.project, experiment.name or "")
+        self._board = TensorBoard(**{"log_dir": folder, **options})
+        self._board.set_model(experiment.model)
+        self._board.on_train_begin()
+        self._board.write_text("config", json.dumps(dict(experiment.config), indent=4, default=str))
+
+    @classmethod
+    def library(cls) -> Any:
+        return import_extra("tensorboardX", "tensorboard", "Tracker: TensorBoard")
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._board.write(values, step)
+
+    def finish(self, failed: bool) -> None:
+        self._board.on_train_end()

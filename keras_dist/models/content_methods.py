@@ -1,26 +1,28 @@
-"""`DistributionMethods`: the variables of a model, their values and layouts."""
+"""`ContentMethods`: the layers, symbolic tensors and variables of a model, its state and their layouts."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+import jax
 import numpy as np
 from flax import nnx
 
 import keras_dist
-from keras_dist._support.types import PyTree
+from keras_dist._support.types import PyTree, Shape
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution, check_distribution
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, NotAvailableError, did_you_mean
 from keras_dist.layers import Layer
 from keras_dist.layers.deferred_weights import has_variables
 from keras_dist.layers.module_precision import follow
 from keras_dist.layers.names import layers_in
-from keras_dist.models.graph_methods import GraphMethods
+from keras_dist.models.adapter_methods import AdapterMethods
+from keras_dist.models.functional import replaced
 from keras_dist.models.initialization import plan_before_search
-from keras_dist.training.naming import layers_below
-from keras_dist.training.optimization import apply_gradients
-from keras_dist.training.train_state import TrainState
+from keras_dist.symbolic.tensors import KerasTensor
+from keras_dist.training.naming import layers_below, named_layers
+from keras_dist.training.optimization import TrainState, apply_gradients
 
 if TYPE_CHECKING:
     from keras_dist.planner import PlanReport, Target
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 def has_built_parts(model: Layer) -> bool:
     """Whether a model without inputs has weights because all of its layers are built."""
     if (
-        not isinstance(model, DistributionMethods)
+        not isinstance(model, ContentMethods)
         or model._graph is not None
         or not hasattr(type(model).build, "creates_weights")
     ):
@@ -38,15 +40,112 @@ def has_built_parts(model: Layer) -> bool:
     return bool(layers) and all(layer.built or has_built_parts(layer) for layer in layers)
 
 
-def has_deferred_parts(model: DistributionMethods) -> bool:
+def has_deferred_parts(model: ContentMethods) -> bool:
     """Whether the layers have all variables of a model with known inputs that awaits its layout from `AutoParallel`."""
     is_awaiting = model._awaits_layout is not None and model._graph is not None
     layers = (layer for _, layer in layers_below(model) if not hasattr(type(layer).build, "creates_weights"))
     return is_awaiting and all(map(has_variables, layers))
 
 
-class DistributionMethods(GraphMethods):
-    """The methods of `Model` for its variables, its state and their layouts."""
+class ContentMethods(AdapterMethods):
+    """The methods of `Model` for its layers and symbolic tensors, its variables and state, and their layouts."""
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers: in the graph of a functional model, in order, or in the attributes of a subclass."""
+        if self._graph is not None:
+            return [*self._graph.starts, *layers_in(self._members)]
+        return named_layers(self)
+
+    @property
+    def operations(self) -> list[Any]:
+        """Inputs, layers and operations in the graph of a functional model, in order; else the layers."""
+        if self._graph is None:
+            return list(self.layers)
+        return [step.operation for step in self._graph.steps]
+
+    def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
+        """Return the layer with this name, or at this index of `layers`.
+
+        Raises:
+            ModelError: the layer does not exist, or not exactly one argument is given.
+        """
+        layers = self.layers
+        if (name is None) == (index is None):
+            summary = "get_layer needs a name or an index"
+            raise ModelError(summary, given=f"name={name!r}, index={index!r}", fix='for example get_layer("d1")')
+        if index is not None and -len(layers) <= index < len(layers):
+            return layers[index]
+        named = {layer.name: layer for layer in reversed(layers)} | dict(vars(self).get("_members", {}))
+        if name in named:
+            return named[name]
+        names = [layer.name for layer in layers]
+        summary = f"unknown layer {name if index is None else index!r}{did_you_mean(name or '', names)}"
+        given = f"get_layer({name!r})" if index is None else f"get_layer(index={index})"
+        raise ModelError(summary, given=given, fix=f"correct it: the layers are {names}")
+
+    @property
+    def inputs(self) -> list[KerasTensor]:
+        """The symbolic inputs of a functional model, as a list."""
+        return jax.tree.leaves(self.input)
+
+    @property
+    def outputs(self) -> list[KerasTensor]:
+        """The symbolic outputs of a functional model, as a list."""
+        return jax.tree.leaves(self.output)
+
+    @property
+    def input(self) -> PyTree:
+        """The symbolic inputs of a functional model, as they were given."""
+        return self._symbols_or_raise()[0]
+
+    @property
+    def output(self) -> PyTree:
+        """The symbolic outputs of a functional model, as they were given."""
+        return self._symbols_or_raise()[1]
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the inputs of a functional model."""
+        return [tensor.name for tensor in self.inputs]
+
+    @property
+    def output_names(self) -> list[str] | None:
+        """The names of the layers that compute the outputs of a functional model; None for other models.
+
+        If the outputs are a dict, its keys name losses and metrics instead. A model of `from_keras` has Keras's names.
+        """
+        if self._runtime.keras_model is not None:
+            return self._runtime.keras_model.output_names
+        return list(self._graph.output_names) if self._graph is not None else None
+
+    @property
+    def input_shape(self) -> PyTree:
+        """The shape of the input of a functional model; a list of shapes for several inputs."""
+        return _one_or_all([tensor.shape for tensor in self.inputs])
+
+    @property
+    def output_shape(self) -> PyTree:
+        """The shape of the output of a functional model; a list of shapes for several outputs."""
+        return _one_or_all([tensor.shape for tensor in self.outputs])
+
+    @property
+    def is_host_side(self) -> bool:  # type: ignore[override]
+        """Whether all layers run on the host."""
+        return self._graph is not None and bool(self._graph.host_nodes) and not self._graph.on_devices.nodes
+
+    @property
+    def _symbols(self) -> tuple[PyTree, PyTree] | None:
+        return None if self._graph is None else (self._graph.inputs, self._graph.outputs)
+
+    def transform(self, inputs: PyTree, **options: Any) -> PyTree:
+        """Return the outputs of a model whose layers all run on the host, as numpy arrays."""
+        graph: Any = self._graph
+        return replaced(graph.outputs, graph.run_on_host(inputs))
+
+    def output_like(self, inputs: PyTree, **options: Any) -> PyTree:
+        """Return symbolic tensors like the outputs of a model whose layers all run on the host."""
+        return jax.tree.map(lambda tensor: KerasTensor(tensor.shape, tensor.dtype), self._symbols_or_raise()[1])
 
     @property
     def variables(self) -> list[Any]:
@@ -226,3 +325,24 @@ class DistributionMethods(GraphMethods):
         options: Any = {"target": target, "remat": remat, "compiles": compiles, "timeout_seconds": timeout_seconds}
         options |= {"flash_attention": flash_attention, "slot_memory": slot_memory}
         return keras_dist.plan(self, batch, distribution, **options)
+
+    def _symbols_or_raise(self) -> tuple[PyTree, PyTree]:
+        symbols = self._symbols
+        if symbols is not None:
+            return symbols
+        if self._runtime.nodes:  # of the first call as a layer of another model
+            return self._runtime.nodes[0].inputs, self._runtime.nodes[0].outputs
+        summary = f"model {self.name!r} has no symbolic inputs and outputs"
+        given = f"a {type(self).__name__} that was not made from symbolic tensors"
+        raise NotAvailableError(summary, given=given, fix="call it on Input(shape) and make a Model of the two")
+
+    def _check_one_side(self) -> None:
+        if self._graph is not None and self._graph.host_nodes and not self.is_host_side:
+            names = ", ".join(repr(node.operation.name) for node in self._graph.host_nodes)
+            summary = f"model {self.name!r} cannot be a layer: it begins with layers that run on the host"
+            fix = "make a model of each part, and call the second on what the first gives"
+            raise ModelError(summary, given=f"{names}, then layers that run on devices", fix=fix)
+
+
+def _one_or_all(shapes: list[Shape]) -> PyTree:
+    return shapes[0] if len(shapes) == 1 else shapes
