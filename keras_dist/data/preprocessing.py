@@ -16,7 +16,7 @@ from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist.data.batch import unpack
 from keras_dist.data.conversion import as_arrays, common_length, dense, named_leaves
 from keras_dist.errors import DataError, shorten
-from keras_dist.losses.reduction import REDUCTIONS
+from keras_dist.losses.loss import REDUCTIONS
 
 
 def to_categorical(x: PyTree, num_classes: int | None = None) -> jax.Array | np.ndarray:
