@@ -4,7 +4,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ class BorrowedArrays(Keeper):
         self.state_plan = self._plan_of_state({})
         self._begin(place_copy(np.zeros((), np.int32), self.state_plan.shardings.step))
 
-    def name_of(self, other: Self) -> str:
+    def name_of(self, other: "BorrowedArrays") -> str:
         """Return the name of another model, which may be the same as of this one."""
         return other.owner if other.owner != self.owner else f"another {self.owner}"
 
