@@ -33,7 +33,6 @@ KNOWN = {
     "planner/compiled.py": {"subprocess"},  # starts the module beside it
     "_unstable/gloo.py": {"ctypes"},  # what C++ calls before it aborts
     "checkpoint/snapshot.py": {"importlib"},  # versions of packages
-    "config/__init__.py": {"importlib"},  # its own loader
     "config/formats.py": {"yaml.load"},  # with a SafeLoader
     "datasets/__init__.py": {"importlib"},  # the package's own modules
     "export/writing.py": {"importlib"},  # versions of packages
