@@ -256,5 +256,6 @@ _SYNONYMS = {"rules": "layout_map", "layout_map": "rules"}
 def nearest(name: str, options: Iterable[str]) -> str | None:
     """Return the option most similar to ``name``, or None if none is similar."""
     known = list(options)
-    similar = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    same = [option for option in known if option.casefold() == name.casefold()]
+    similar = same or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return next((option for option in (*similar, _SYNONYMS.get(name)) if option in known), None)

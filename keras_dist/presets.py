@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from keras_dist._support.arguments import names_unknown_keywords
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.fully_sharded import FullySharded
@@ -95,6 +96,7 @@ def fully_sharded(mesh: DeviceMesh) -> FullySharded:
     return FullySharded(mesh, tuple(mesh.axis_names))
 
 
+@names_unknown_keywords
 def experts(mesh: DeviceMesh, axis: str | None = None, *, fully_sharded: bool = False) -> Distribution:
     """Shard the experts of `layers.MixtureOfExperts` over one axis, and the batch over all axes.
 
@@ -125,6 +127,7 @@ def experts(mesh: DeviceMesh, axis: str | None = None, *, fully_sharded: bool = 
     return ModelParallel(LayoutMap(mesh), everything, axis_names=names)
 
 
+@names_unknown_keywords
 def tensor_parallel(
     model_or_factory: Any,
     batch: PyTree,
@@ -172,6 +175,7 @@ def tensor_parallel(
     return ModelParallel(layout_map, others, axis_names=axis_names_of(rules, classes))
 
 
+@names_unknown_keywords
 def hybrid(
     model_or_factory: Any,
     batch: PyTree,
@@ -224,6 +228,7 @@ def hybrid(
     return FullySharded(mesh, others, layout_map, others, axis_names=axis_names_of(rules, classes))
 
 
+@names_unknown_keywords
 def sequence_parallel(
     model_or_factory: Any,
     batch: PyTree,
@@ -268,6 +273,7 @@ def sequence_parallel(
     return ModelParallel(found.layout_map, found.batch_dim_name, axis_names=found.axis_names, sequence_axis=axis)
 
 
+@names_unknown_keywords
 def spatial(
     model_or_factory: Any,
     batch: PyTree,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from keras_dist._support.arguments import check_exclusive, names_unknown_keywords
+from keras_dist._support.arguments import check_exclusive, check_flag, names_unknown_keywords
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import Device
 from keras_dist.distribution.layout import TensorLayout
@@ -59,7 +59,7 @@ class DataParallel(Distribution):
         device_mesh = check_mesh(device_mesh, DistributionError)
         batch_dim_name = device_mesh.axis_names[0]
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
-        self.shard_optimizer = shard_optimizer
+        self.shard_optimizer = check_flag("shard_optimizer", shard_optimizer, DistributionError)
         if device_mesh.devices.ndim != 1:
             warn(
                 f"Expect the input mesh to be 1D, but received mesh.devices.ndim={device_mesh.devices.ndim}. "

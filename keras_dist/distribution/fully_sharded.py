@@ -62,7 +62,7 @@ class FullySharded(RuleBased):
     @names_unknown_keywords
     def __init__(
         self,
-        device_mesh: DeviceMesh,
+        device_mesh: DeviceMesh | None = None,
         axis: BatchDimName | None = None,
         rules: LayoutMap | None = None,
         batch_dim_name: BatchDimName | None = None,
@@ -82,7 +82,7 @@ class FullySharded(RuleBased):
         example = 2**20
         self.min_size_bytes = check_int("min_size_bytes", min_size_bytes, 0, example=example, error=DistributionError)
         rules = _check_same_mesh(rules, device_mesh)
-        batch = batch_dim_name or self.axis
+        batch = self.axis if batch_dim_name is None else batch_dim_name
         super().__init__(device_mesh, rules, batch, auto_shard_dataset, strict, axis_names, sequence_axis)
 
     @classmethod

@@ -83,7 +83,7 @@ class ModelParallel(RuleBased):
             summary = "ModelParallel: `device_mesh` must be the mesh of the layout map"
             given = f"device_mesh={device_mesh}, layout_map on {mesh}"
             raise DistributionError(summary, given=given, fix="leave `device_mesh` out: the layout map has one")
-        batch = None if batch_dim_name == () else batch_dim_name or mesh.axis_names[0]
+        batch = mesh.axis_names[0] if batch_dim_name is None else None if batch_dim_name == () else batch_dim_name
         super().__init__(mesh, rules, batch, auto_shard_dataset, strict, axis_names, sequence_axis)
 
     @classmethod

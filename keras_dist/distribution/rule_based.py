@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
-from keras_dist._support.arguments import argument_error
+from keras_dist._support.arguments import argument_error, check_flag
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
@@ -31,10 +31,11 @@ class RuleBased(Distribution):
         axis_names: AxisNames | None,
         sequence_axis: str | None = None,
     ) -> None:
+        auto_shard_dataset = check_flag("auto_shard_dataset", auto_shard_dataset, DistributionError)
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
         self.layout_map = layout_map  # pyright: ignore[reportIncompatibleVariableOverride]: here there is always one
         self.axis_names = _check_axis_names(axis_names, device_mesh)
-        self.strict = strict
+        self.strict = check_flag("strict", strict, DistributionError)
         self.sequence_axis = self._check_sequence_axis(sequence_axis)
         replicas = self.num_model_replicas
         if self._is_multi_process and self.num_processes > replicas and self.num_processes % replicas != 0:

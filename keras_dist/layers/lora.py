@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from keras_dist import initializers
 from keras_dist._support.arguments import check_number, check_optional, check_size
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, NotAvailableError
 from keras_dist.layers.attributes import undone_on_error
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.regularization.regularization import Dropout
@@ -331,6 +331,12 @@ class AdaptableLayer(Layer):
     def adapted_weights(self) -> list[AdaptedWeight]:
         """Return the weights."""
         raise NotImplementedError
+
+    @property
+    def enable_lora(self) -> Any:
+        """Not available for single layers: `Model.enable_lora` adapts the weights."""
+        fix = "model.enable_lora(rank=8, layers='.*/experts_.*')"
+        raise NotAvailableError(f"layer {self.name!r} has several weights, which its model adapts", fix=fix)
 
 
 def lora_update(layer: Layer, name: str, inputs: jax.Array, equation: str) -> jax.Array | None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+from keras_dist._support.located_warnings import warn
 from keras_dist.models.adapter_saving import load, save
 from keras_dist.models.adapters import enable, merge
 from keras_dist.models.saving_methods import SavingMethods
 from keras_dist.storage.weight_map import WeightMap
+from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.compile_config import CompileConfig
 
 
 class AdapterMethods(SavingMethods):
     """The methods of `Model` for adapters."""
+
+    _merged_after: CompileConfig | None = None
+    """The `compile` whose optimizer had taken steps at `merge_lora`, until training begins again."""
 
     def enable_lora(
         self,
@@ -68,8 +75,8 @@ class AdapterMethods(SavingMethods):
         """Add the updates of LoRA to their weights, on the devices, and remove the factors.
 
         The sums have the dtype of the weights. The model computes the same, and trains the weights that it trained
-        before `enable_lora`. The optimizer of a compiled model is reset. Updates of layers on which `enable_lora` was
-        called are merged, too.
+        before `enable_lora`. The optimizer of a compiled model is reset; `fit` warns if it had taken steps. Updates of
+        layers on which `enable_lora` was called are merged, too.
 
         Raises:
             ModelError: the model has no adapters, or is being trained.
@@ -128,8 +135,9 @@ class AdapterMethods(SavingMethods):
     ) -> None:
         """Load factors that `save_adapter` or `peft` wrote. A model without adapters gets them.
 
-        Weights that are parts of one module each get its factor A, and their rows of B. A copy of the base's
-        embeddings, which peft adds to the factors of embeddings, is not loaded.
+        Weights that are parts of one module each get its factor A, and their rows of B. Our blocks are found by the
+        zeros of B: those of a model that was saved untrained have the sum of their ranks, unless `enable_lora` gives
+        the ranks first. A copy of the base's embeddings, which peft adds to the factors of embeddings, is not loaded.
 
         Args:
             filepath: the folder.
@@ -144,6 +152,17 @@ class AdapterMethods(SavingMethods):
         Source: `peft.PeftModel.from_pretrained`.
         """
         load(self, filepath, weight_map, dropout)
+
+    def _ready_to_train(self, method: str, x: Any) -> BuiltModel:
+        session, before = super()._ready_to_train(method, x), self._merged_after
+        if before is not None and before is self._compile_config and not any(self._steps_taken(session)):
+            way = "`optimizer.iterations.assign(steps)` before it continues a schedule of its learning rate"
+            warn(f"{method}: the optimizer starts again without its state, since merge_lora; {way}")
+        self._merged_after = None
+        return session
+
+    def _steps_taken(self, session: BuiltModel) -> list[int]:
+        return [int(getattr(one, "iterations", session.cell.state.step)) for one in self.optimizers.values()]
 
     def _map_of_base(self) -> WeightMap | None:
         """Return the names of weights in files of the base; None for our own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ from keras_dist.training.built_model import BuiltModel
 
 if TYPE_CHECKING:
     from keras_dist.models.adapter_methods import AdapterMethods
+
+_NAMES_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")  # as in peft.utils.transformers_weight_conversion
 
 Scales = Mapping[str, tuple[int, float]]  # the rank and alpha of weights by path
 
@@ -45,6 +48,7 @@ def save(
     chosen = [group for group in groups if group.forms_in(merged)]
     scales = {path: _scale(one, adapters.weights) for path, one in merged.items()}
     problems = [*_problems(chosen, groups), *_other_dims(chosen, merged), *_other_scales(chosen, scales)]
+    problems += _taken_for_experts(chosen, everything)
     if problems:
         fix = "adapt other layers; or merge_lora, and save the merged weights"
         raise ModelError("save_adapter: peft's format cannot hold the adapters", given=enumerated(problems), fix=fix)
@@ -105,7 +109,11 @@ def _in_files(
     modules = modules_in(files.reader)
     if here is None:
         known = {module for group in groups for module in group.keys}
-        problems += [f"unknown module {module}" for module in sorted(modules - known)]
+        single = [module for module in sorted(modules - known) if re.search(r"\.experts\.\d+\.", module)]
+        if single:
+            way = "merge it in peft, and load the merged weights"
+            problems.append(f"{single[0]} is of a single expert, as in transformers 4 ({len(single)} modules): {way}")
+        problems += [f"unknown module {module}" for module in sorted(modules - known - {*single})]
         problems += [] if modules else ["no factors"]
         chosen = [group for group in groups if not modules.isdisjoint(group.keys)]
     else:
@@ -195,6 +203,14 @@ def _problems(chosen: Sequence[Group], groups: Sequence[Group]) -> Iterator[str]
         if len(paths) > 1 and any(form.piece is None or form.piece.cut is None for form in group.forms):
             yield f"{group.modules[0]} has no rows for each of {', '.join(paths)}: name them in one tuple"
         yield from (f"{group.forms[0].path} is a part of {one}" for one in group.modules if counts[one] > 1)
+
+
+def _taken_for_experts(chosen: Sequence[Group], everything: Sequence[Group]) -> Iterator[str]:
+    """Yield modules beside experts that peft maps to parameters of these, in any layer (peft 0.21.2)."""
+    if any(group.is_parameter and group.forms[0].piece is not None for group in everything):
+        modules = (module for group in chosen if not group.is_parameter for module in group.modules)
+        taken = [module for module in modules if module.rpartition(".")[2] in _NAMES_OF_EXPERTS]
+        yield from (f"{module} is not of experts, but peft adapts experts instead of it" for module in taken)
 
 
 def _other_dims(chosen: Sequence[Group], merged: Mapping[str, MergedWeight]) -> Iterator[str]:

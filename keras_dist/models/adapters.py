@@ -35,6 +35,22 @@ if TYPE_CHECKING:
 
 _LISTED = 20
 
+_OF_PEFT = {
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "o_proj": "output",
+    **dict.fromkeys(("qkv_proj", "c_attn"), "(query|key|value)"),
+    "gate_proj": "(experts_)?gate",
+    "up_proj": "(experts_)?up",
+    "down_proj": "(experts_)?down",
+    "gate_up_proj": "(experts_)?(gate|up)",
+    "w1": "experts_gate",
+    "w2": "experts_down",
+    "w3": "experts_up",
+}
+"""Ends of paths in networks of `kd.pretrained`, for modules by their names in peft."""
+
 OfDims = tuple[Sequence[int], Sequence[int]]  # the dims of a weight that are dims of inputs, and of outputs
 
 
@@ -138,14 +154,24 @@ def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
         matches = [one for one in candidates if any(map(pattern.fullmatch, one.names))]
         found |= {id(one): one for one in matches}
         if not matches:
-            ends = {name.rpartition("/")[2]: name for name in reversed(able)}  # a rule may begin with ".*/"
-            near = nearest(rule, able) or ends.get(nearest(rule.rpartition("/")[2], ends) or "")
-            problems.append(f"{rule!r} matches none" + (f"; the nearest path is {near!r}" if near else ""))
+            others = [row.path for row in session.cell.plan.rows if pattern.fullmatch(row.path)]
+            hint = f"; LoRA does not adapt {others[0]!r}" if others else _hint(rule, able)
+            problems.append(f"{rule!r} matches none{hint}")
     problems += [f"{one.names[0]!r}: {one.reason}" for one in found.values() if one.reason]
     if problems:
         summary = "enable_lora: `layers` must match layers that can be adapted"
         raise ModelError(summary, given=enumerated(problems), fix=f"choose by whole paths some of {able[:_LISTED]}")
     return list(found.values())
+
+
+def _hint(rule: str, able: Sequence[str]) -> str:
+    """Return the pattern for a name of peft, or the nearest path."""
+    last = re.split(r"[/.]", rule)[-1]  # a rule may begin with ".*/"
+    if last in _OF_PEFT and any(re.fullmatch(f".*/{_OF_PEFT[last]}", name) for name in able):
+        return f"; {last!r} of peft is '.*/{_OF_PEFT[last]}' here"
+    ends = {name.rpartition("/")[2]: name for name in reversed(able)}
+    near = nearest(rule, able) or ends.get(nearest(last, ends) or "")
+    return f"; the nearest path is {near!r}" if near else ""
 
 
 def enable(
@@ -272,6 +298,7 @@ def merge(model: AdapterMethods) -> None:
         for one in merged.values():
             one.merge(session.cell)
     layers = {one.path: one.layer for one in merged.values() if one.layer is not None}
+    merged_after = model._compile_config if int(session.cell.state.step) else None
 
     def remove() -> None:
         for layer in layers.values():
@@ -283,4 +310,5 @@ def merge(model: AdapterMethods) -> None:
     source = model._runtime.source
     trainable = None if source is None else source.trainable
     change_weights(session, {"": session.model, **_owners(layers)}, change, trainable)
+    model._merged_after = merged_after
     model._runtime.adapters = None

@@ -16,6 +16,7 @@ from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Input, Layer
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.weights import children_of
+from keras_dist.models.adapters import written
 from keras_dist.models.config import arguments_but, is_of_graph, named
 from keras_dist.models.functional import replaced
 from keras_dist.models.model import Model
@@ -36,8 +37,8 @@ def clone_model(
 ) -> Model:
     """Create the same model with new layers and new weights, with the same paths, on the current distribution.
 
-    The clone is compiled like the model. Functional models and `Sequential`s are cloned layer by layer; other models
-    are created again with the arguments of their constructor.
+    The clone is compiled like the model, and has the same adapters, untrained. Functional models and `Sequential`s are
+    cloned layer by layer; other models are created again with the arguments of their constructor.
 
     Args:
         model: a model, except a model of `from_nnx`.
@@ -66,6 +67,9 @@ def clone_model(
         raise _misfit("call_function", call_function, model, "a functional model")
     with in_place_of(model):
         clone = _cloned(model, input_tensors, clone_function, call_function, recursive)
+    if lora := written(model._runtime.adapters):
+        clone._with_weights()
+        clone.enable_lora(**lora)
     choices = model._compile_config
     if choices is not None:
         # an optimizer trains one model

@@ -24,6 +24,7 @@ from keras_dist._support.arguments import (
     check_option,
     check_optional,
     is_keras_object,
+    names_unknown_keywords,
 )
 from keras_dist._support.types import Device, PyTree
 from keras_dist.distribution.devices import list_devices
@@ -105,6 +106,7 @@ class AutoParallel(Distribution):
 
     is_searched = True
 
+    @names_unknown_keywords
     def __init__(
         self,
         mesh_or_devices: DeviceMesh | str | Sequence[str | Device] | None = None,

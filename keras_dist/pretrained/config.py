@@ -77,7 +77,8 @@ class Rotary:
         if not 0 < rotated <= head_dim or rotated % 2:
             factor = f"head_dim={head_dim} by partial_rotary_factor={self.partial_rotary_factor:g}"
             yield f"{factor} must be an even number of dims up to head_dim, not {rotated}"
-        missing = [name for name in _NEEDED.get(self.rope_type, ()) if getattr(self, name) is None]
+            return
+        missing = [name for name in _NEEDED.get(str(self.rope_type), ()) if getattr(self, name) is None]
         if missing:
             yield f"rope_type={self.rope_type!r} needs {', '.join(missing)}"
         pairs = int(head_dim * self.partial_rotary_factor) // 2

@@ -31,10 +31,10 @@ def wrong_value(field: dataclasses.Field[Any], value: Any) -> str:
             return f"must be at most {LARGEST_SIZE}"
         return "" if is_int(value, 0 if field.name in _MAY_BE_ZERO else 1) else "must be a positive integer"
     if kind.startswith("float"):
-        return "" if is_number(value) and 0 <= value <= _LARGEST else "must be a number, and not negative"
+        return "" if is_number(value) and 0 <= value <= _LARGEST else f"must be a number from 0 to {_LARGEST:.0e}"
     if kind.startswith("tuple"):
         is_valid = isinstance(value, tuple) and all(isinstance(each, int | float) for each in value)
-        return "" if is_valid else "must be numbers"
+        return "" if is_valid else "must be a list of numbers"
     return "must be true or false" if kind.startswith("bool") and not isinstance(value, bool) else ""
 
 

@@ -54,7 +54,7 @@ _ENTRIES: tuple[tuple[tuple[str, ...], _Check, str], ...] = (
     (
         ("partial_rotary_factor", "query_pre_attn_scalar", "rope_local_base_freq", "rope_theta"),
         lambda value: is_number(value) and 0 < value < 1e38,
-        "a positive number",
+        "a positive number below 1e38",
     ),
     (
         ("image_size", "no_rope_layer_interval", "pooler_output_size", "sliding_window_pattern"),
@@ -145,7 +145,9 @@ class Family:
         missing = [key for key in self.keys if key not in self.defaults and document.get(key) is None]
         problems = [f"missing: {', '.join(missing)}"] if missing else []
         problems += [*self._unsupported(document), *wrong.values()]
+        named = [*missing, *wrong]
         missing += wrong.keys() - self.defaults.keys()
+        later: list[str] = []
         extra = {key: value for key, value in document.items() if key not in (*self.keys, *self.handled)}
         given = {key: value for key, value in document.items() if key not in wrong}
         fields: dict[str, Any] = {field: self.defaults.get(key) for key, field in self.keys.items()}
@@ -155,14 +157,16 @@ class Family:
             try:
                 fields |= read(document)
             except ConfigError as error:
-                problems.append(error.given)
+                later.append(error.given)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 if not missing:
-                    problems.append(f"an entry has the wrong type: {cause(error)}")
+                    later.append(f"an entry has the wrong type: {cause(error)}")
         try:
             found = self.kind.from_config({"family": self.model_type, "extra": extra, **fields})
         except ConfigError as error:
-            problems += self._of_entries(given, error.problems, missing, bool(problems))
+            later += self._of_entries(given, error.problems, missing, bool(problems or later))
+        later = [text for text in later if not any(re.search(rf"\b{key}=", text) for key in named)]  # consequences
+        problems += dict.fromkeys(later)
         if problems:
             summary = f"the config.json of a {self.model_type!r} network cannot be used"
             fix = "load it with transformers, or correct config.json"

@@ -50,7 +50,7 @@ def describe(
     """Return the network of a folder without its weights: only `config.json` is read, and nothing is allocated.
 
     `kd.plan` tells from it whether the network fits, before there is a file of weights. `fit` of the network
-    warns if no weights were loaded.
+    warns if no weights were loaded; `fit` of a copy, or of a model that contains the network, does not.
 
     Args:
         folder: a folder with a `config.json` of `transformers`, or the path of the file.

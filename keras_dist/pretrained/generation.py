@@ -16,7 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist._support.arguments import argument_error, check_int, check_number, check_optional, is_int
+from keras_dist._support.arguments import (
+    argument_error,
+    check_int,
+    check_number,
+    check_optional,
+    is_int,
+    names_unknown_keywords,
+)
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.losses.vocabulary import Projection
@@ -53,6 +60,7 @@ class CachedModel(Protocol):
         ...
 
 
+@names_unknown_keywords
 def generate(
     model: Model,
     prompts: Sequence[ArrayLike | bytes],
@@ -102,7 +110,7 @@ def generate(
     Source: Holtzman et al. 2019, arXiv:1904.09751 (nucleus sampling).
     """
     rows = _checked_prompts(prompts)
-    max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, example=64)
+    max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, 2**30, example=64)
     stops = _checked_stops(stop_tokens)
     sampling, factors = _checked_sampling(temperature, top_k, top_p)
     seed = check_int("seed", seed, 0, 2**32 - 1, example=0)
@@ -113,7 +121,14 @@ def generate(
     session = model._with_weights()
     run = _Run(session, rows, max_new_tokens, sampling)
     padded = np.pad(np.array(stops, np.int32), (0, -len(stops) % _STOPS or _STOPS), constant_values=-1)
-    tokens = run(padded, seed, factors)
+    try:
+        tokens = run(padded, seed, factors)
+    except jax.errors.JaxRuntimeError as error:
+        if "out of memory" not in str(error).lower():
+            raise
+        given = f"{len(rows)} prompts, max_new_tokens={max_new_tokens}"
+        fix = "ask for fewer new tokens, or pass fewer prompts in a call"
+        raise ModelError("generate: not enough memory for the cache", given=given, fix=fix) from error
     return [_until_stop(row, max_new_tokens, stops) for row in tokens[: len(rows)]]
 
 

@@ -343,3 +343,24 @@ def test_a_reset_of_a_trained_optimizer_is_a_warning_that_names_the_way_out():
     model.optimizer.iterations.assign(2)
     model.fit(X, Y, batch_size=8, verbose=0)
     assert int(model.optimizer.iterations) == 4
+    model.merge_lora()
+    with pytest.warns(UserWarning, match=r"fit: .* starts again .* since merge_lora; .*iterations\.assign"):
+        model.fit(X, Y, batch_size=8, verbose=0)
+    model.fit(X, Y, batch_size=8, verbose=0)
+    with pytest.warns(UserWarning, match="after 4 steps"):
+        model.enable_lora(RANK, "query")
+    model.fit(X, Y, batch_size=8, verbose=0)
+    model.merge_lora()
+    model.optimizer.iterations.assign(2)
+    model.fit(X, Y, batch_size=8, verbose=0)
+
+
+def test_a_clone_has_the_same_adapters():
+    model = adapted(sharded(), dropout=0.25, rank_pattern={"head": 1})
+    model.compile("adam", "mse")
+    clone = kd.models.clone_model(model)
+    trained = [(weight.path, weight.shape) for weight in model.trainable_weights]
+    assert [(weight.path, weight.shape) for weight in clone.trainable_weights] == trained
+    clone.fit(X, Y, batch_size=8, verbose=0)
+    clone.set_weights(with_updates(model).get_weights())
+    np.testing.assert_allclose(clone(X), model(X), atol=TOLERANCE)

@@ -100,6 +100,7 @@ def test_a_module_is_trained_as_hand_written_jax_trains_it(distribution):
     np.testing.assert_allclose(model.predict(X, verbose=0), expected, atol=TOLERANCE)
     np.testing.assert_allclose(model.module(jnp.asarray(X)), expected, atol=TOLERANCE)
     assert {weight.path for weight in model.trainable_weights} == values.keys() - factors.keys()
+    model.compile("adam", "mse")  # without a warning that the optimizer starts again
     assert np.isfinite(model.fit(X, Y, verbose=0).history["loss"][0])
 
 

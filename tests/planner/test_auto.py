@@ -485,6 +485,8 @@ def test_fit_on_batches_of_unknown_shapes_says_what_to_do():
 def test_arguments(arguments, message):
     with pytest.raises(kd.errors.DistributionError, match=message):
         kd.AutoParallel(**arguments)
+    with pytest.raises(kd.errors.ArgumentTypeError, match="`AutoParallel` has no argument 'rules'"):
+        kd.AutoParallel(kd.DeviceMesh("data=8"), rules={})
     assert np.isfinite(kd.AutoParallel().time_limit_seconds)
 
 

@@ -141,6 +141,8 @@ def test_meshes_that_do_not_fit():
         presets.zero1(kd.DeviceMesh(MESH))
     with pytest.raises(kd.errors.DistributionError, match="`axis` must be one of"):
         presets.hybrid(models.Mlp, models.X, kd.DeviceMesh(MESH), tensor="modle")
+    with pytest.raises(kd.errors.ArgumentTypeError, match=r"no argument 'expert_axis' \(did you mean 'axis'\?\)"):
+        presets.experts(kd.DeviceMesh(MESH), expert_axis="model")
     with pytest.raises(kd.errors.DistributionError, match=r"`device_mesh` must be a keras_dist.DeviceMesh"):
         presets.data_parallel("data=8")
 

@@ -4,6 +4,7 @@ Files of these families were tried with peft 0.21.2 and transformers 5.24, in bo
 """
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -118,6 +119,23 @@ def test_parts_of_a_module_are_blocks_in_the_file(fused, tmp_path):
         other.load_adapter(tmp_path / "a")
 
 
+def test_untrained_parts_of_a_module_keep_their_ranks_if_the_model_has_them(tmp_path):
+    def adapted():
+        model = loaded("one device", "phi3")
+        model.enable_lora(2, ".*/(query|key)")
+        return model
+
+    model, other, plain = adapted(), adapted(), loaded("one device", "phi3")
+    model.save_adapter(tmp_path / "a")
+    other.load_adapter(tmp_path / "a")
+    for path, factor in factors_of(other).items():
+        np.testing.assert_array_equal(factor, factors_of(model)[path], err_msg=path)
+    plain.load_adapter(tmp_path / "a")
+    assert factors_of(plain)["layers/0/attention/query/lora_kernel_a"].shape[-1] == 4  # as `load_adapter` says
+    x, before, _ = inputs_of("phi3")
+    np.testing.assert_allclose(plain(x), before, atol=1e-5)
+
+
 @pytest.mark.parametrize("scan", [False, True])
 def test_parts_of_a_module_share_the_first_factor_of_peft(scan, tmp_path):
     draws, arrays = np.random.default_rng(0), {}
@@ -159,6 +177,26 @@ def test_a_pattern_with_a_typo_names_the_nearest_path():
     other = kd.pretrained.describe(FOLDER / "llama")
     with pytest.raises(ModelError, match=r"'\.\*/querry' matches none; the nearest path is 'layers/0/attention/query'"):
         other.enable_lora(2, ".*/querry")
+
+
+@pytest.mark.parametrize(
+    ("family", "rule", "said"),
+    [
+        ("llama", ".*/q_proj", "'q_proj' of peft is '.*/query' here"),
+        ("llama", "down_proj", "'down_proj' of peft is '.*/(experts_)?down' here"),
+        ("phi3", r"model\.layers\..*\.qkv_proj", "'qkv_proj' of peft is '.*/(query|key|value)' here"),
+        ("mixtral", ".*/w2", "'w2' of peft is '.*/experts_down' here"),
+        ("mixtral", ".*/router", "LoRA does not adapt 'layers/0/feed_forward/router'"),
+    ],
+)
+def test_a_pattern_of_peft_names_ours(family, rule, said):
+    model = kd.pretrained.describe(FOLDER / family)
+    with pytest.raises(ModelError) as caught:
+        model.enable_lora(2, rule)
+    assert f"{rule!r} matches none; {said}" in caught.value.given
+    ours = re.search("is '(.*)' here", said)
+    if ours is not None:
+        model.enable_lora(2, ours[1])
 
 
 def test_a_stack_has_one_rank(stacked, tmp_path):

@@ -161,3 +161,36 @@ def test_dropout_and_constraints_of_experts_are_errors():
     bounded = layers.MixtureOfExperts(EXPERTS, 12, kernel_constraint="max_norm", name="moe")
     with pytest.raises(ModelError, match=r"'moe/experts_up': .* must not have a constraint"):
         kd.Sequential([kd.Input((6, 8)), bounded]).enable_lora(RANK, "moe/experts_up")
+
+
+def test_adapters_beside_experts_that_peft_takes_for_experts_are_not_saved(tmp_path):
+    """`_convert_peft_config_moe` of peft 0.21.2 maps `down_proj` to `experts.down_proj` by its name alone."""
+    model = kd.pretrained.load(FOLDER / "qwen3_moe_dense")
+    model.enable_lora(RANK, ".*/(query|down)")
+    said = r"model\.layers\.2\.mlp\.down_proj is not of experts(.|\n)*merge_lora"
+    with pytest.raises(ModelError, match=said) as caught:
+        model.save_adapter(tmp_path / "a")
+    assert "q_proj" not in str(caught.value) and not (tmp_path / "a").exists()
+    model.merge_lora()
+    model.enable_lora(RANK, ".*/query|layers/3/.*/experts_down")
+    model.save_adapter(tmp_path / "a")
+
+
+def test_adapters_of_single_experts_name_the_way_out(tmp_path):
+    modules = [f"base_model.model.model.layers.0.block_sparse_moe.experts.{expert}.w1" for expert in (0, 3)]
+    arrays = {f"{module}.lora_{end}.weight": np.zeros((2, 16), "float32") for module in modules for end in "AB"}
+    save_file(arrays, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": ["w1"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    model = kd.pretrained.load(FOLDER / "mixtral")
+    said = r"experts\.0\.w1 is of a single expert, as in transformers 4 \(2 modules\): merge it in peft, and load"
+    with pytest.raises(ModelError, match=said) as caught:
+        model.load_adapter(tmp_path)
+    assert "unknown module" not in str(caught.value)
+
+
+def test_the_layer_names_the_method_of_its_model():
+    layer = layers.MixtureOfExperts(EXPERTS, 12, name="moe")
+    with pytest.raises(ModelError, match=r"'moe' has several weights(.|\n)*model\.enable_lora\(rank=8, layers="):
+        layer.enable_lora(RANK)
+    assert not hasattr(layer, "enable_lora")

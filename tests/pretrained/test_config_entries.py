@@ -56,6 +56,13 @@ def test_a_strange_value_is_an_error_that_names_the_entry_or_has_its_kind(family
         ("smollm3", {"use_sliding_window": "yes"}, "use_sliding_window='yes' must be true or false"),
         ("qwen3", {"rope_parameters": "default"}, "rope_parameters='default' must be a dict"),
         ("vit", {"image_size": None}, "image_size=None must be a positive integer"),
+        ("gemma3_text", {"head_dim": 3}, "head_dim=3 by partial_rotary_factor=1 must be an even number"),
+        ("phi3", {"head_dim": 3}, "head_dim=3 by partial_rotary_factor=0.5 must be an even number"),
+        ("mixtral", {"num_key_value_heads": "x"}, "num_key_value_heads='x' must be a positive integer"),
+        ("smollm3", {"num_hidden_layers": "x"}, "num_hidden_layers='x' must be a positive integer"),
+        ("llama", {"rms_norm_eps": 1e300}, "rms_norm_eps=1e+300 must be a number from 0 to 1e+38"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": 5}}, "rope_parameters={'full_attention': 5} must be a"),
+        ("qwen3", {"rope_parameters": {"rope_type": {"a": 1}}}, "rope_type={'a': 1} must be one of 'default'"),
     ],
 )
 def test_one_wrong_entry_is_one_problem_under_its_name(family, changes, said):

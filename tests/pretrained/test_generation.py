@@ -225,6 +225,8 @@ def test_modules_that_break_the_protocol(module, said):
         ({"prompts": [b""]}, "`prompts` must be"),
         ({"prompts": b"text"}, "`prompts` must be"),
         ({"max_new_tokens": 0}, "`max_new_tokens`"),
+        ({"max_new_tokens": 2**31}, "`max_new_tokens` must be an integer from 1 to 1073741824"),
+        ({"top_K": 3}, r"`generate` has no argument 'top_K' \(did you mean 'top_k'\?\)"),
         ({"temperature": -1.0}, "`temperature` must be"),
         ({"top_k": 0}, "`top_k`"),
         ({"top_p": 1.5}, "`top_p` must be"),
@@ -240,6 +242,15 @@ def test_modules_that_break_the_protocol(module, said):
 def test_wrong_arguments(alone, change, said):
     with pytest.raises(ModelError, match=said):
         kd.generate(**{"model": alone, "prompts": PROMPTS, **change})
+
+
+def test_a_cache_that_exceeds_the_memory_names_the_number_of_tokens(alone, monkeypatch):
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 687 bytes.")
+
+    monkeypatch.setattr(type(alone._with_weights()), "run_compiled", fails)
+    with pytest.raises(ModelError, match=r"not enough memory(.|\n)*3 prompts, max_new_tokens=1000000000"):
+        kd.generate(alone, PROMPTS, 10**9)
 
 
 def test_more_positions_than_the_decoder_has(alone):

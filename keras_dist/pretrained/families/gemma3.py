@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from keras_dist.errors import ConfigError
+from keras_dist.errors import ConfigError, shorten
 from keras_dist.pretrained.config import DecoderConfig
 from keras_dist.pretrained.families.gemma2 import Gemma2
 from keras_dist.pretrained.family import Document, read_rotary, register_family, written_rotary
@@ -39,6 +40,10 @@ class Gemma3Text(Gemma2):
         if flat and not all(map(nested.get, _KINDS)):  # transformers ignores these, and rotates by its defaults
             given = f"rope_parameters has {', '.join(flat)} outside of {' and '.join(_KINDS)}"
             raise ConfigError("rotary embeddings of no kind of layer", given=given)
+        wrong = {kind: value for kind, value in nested.items() if not isinstance(value, Mapping | None)}
+        if wrong:
+            given = f"rope_parameters={shorten(wrong)} must be a dict of dicts"
+            raise ConfigError("rotary embeddings that are not dicts", given=given)
         full = {**document, "rope_parameters": nested.get("full_attention")}
         local = nested.get("sliding_attention") or {"rope_theta": document["rope_local_base_freq"]}
         return {**super().positions(full), "attention.sliding_rotary": read_rotary(document, local)}
