@@ -19,7 +19,7 @@ import sys
 import tempfile
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,36 +82,10 @@ def python(*arguments: object, timeout: float = 300, **options: Any) -> subproce
     return subprocess.CompletedProcess([*map(str, arguments)], *Python(*arguments, **options).outcome(timeout))
 
 
-def run(act: Callable[[Callable[[Any], None]], None]) -> tuple[int, list[Any]]:
-    """Run `act` in a fork of this process, which ends as Python ends.
-
-    Args:
-        act: is given a function that tells this process something, which JSON holds.
-
-    Returns:
-        The exit code, or minus the signal that ended it; and what it has told.
-    """
-    gc.freeze()  # what has been imported is neither copied nor looked at when the fork ends
-    read, write = os.pipe()
-    pid = _fork()
-    if not pid:
-        os.close(read)
-        act(lambda told: _write(write, told))
-        sys.exit()
-    os.close(write)
-    with os.fdopen(read) as file:
-        lines = file.readlines()
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), [json.loads(line) for line in lines]
-
-
 def _fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of threads, which imports may start
         return os.fork()
-
-
-def _write(file: int, told: Any) -> None:
-    os.write(file, f"{json.dumps(told)}\n".encode())
 
 
 def _next_program(requests: socket.socket) -> list[str]:

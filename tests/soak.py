@@ -22,6 +22,11 @@ def crossed(*choices: Iterable[Any]) -> list[tuple[Any, ...]]:
     return [tuple(one[index % len(one)] for one in lists) for index in range(max(map(len, lists)))]
 
 
+def repeated(test: Any) -> Any:
+    """Mark a test that `make soak` runs, too, but not in a single round, which follows `make test-all`."""
+    return test if ROUNDS == 1 else pytest.mark.soak(test)
+
+
 def some(cases: Iterable[Any]) -> list[Any]:
     """Those of `cases`, all of which `make test-all` tries, too: in a single round every fourth."""
     return [*cases][:: 4 if ROUNDS == 1 else 1]

@@ -15,21 +15,18 @@ from tests.assembly.my_run import SEQUENTIAL, built, refused, settings
         (["model=my_rn:Net"], "model: module 'my_rn' does not exist", "correct it"),
         (["model=my_run:Nt"], "model: my_run has no 'Nt' (did you mean 'Net'?)", "correct the name"),
         (["model=:Net"], "model: module '' does not exist", "correct it"),
-        (["model=.:Net"], "model: module '.' does not exist", "correct it"),
         (["model={name='my_run:Net', widht=3}"], "model: my_run:Net does not take these arguments", "correct"),
         (["model=my_run:sequential"], "model: my_run:sequential does not take these arguments", "correct"),
         (["model=my_run:sgd"], "model: my_run:sgd does not take these arguments", "correct"),
         (["model=Sequental"], "model: ", ""),
         (["data=digit"], "data: unknown name 'digit' (did you mean 'digits'?)", "correct the name"),
         (["data=my_run:single"], "data: my_run:single must return", "return (x, y), None"),
-        (["data={name='my_run:data', row=3}"], "data: my_run:data does not take these arguments", "correct"),
         (["optimizer=adm"], "optimizer: unknown optimizer 'adm' (did you mean 'adam'?)", "correct the name"),
         (
             ["optimizer={name='Adm', learning_rate=1}"],
             "optimizer: the config mentions 'Adm', which is not known (did you mean 'Adam'?)",
             "decorate it",
         ),
-        (["optimizer={name='adam', rate=1}"], "optimizer: Adam has no argument 'rate'", ""),
         (["optimizer=my_run:data"], "optimizer: `optimizer` must be a name, a config", "for example"),
         (["training.loss=msee"], "training.loss: unknown loss 'msee'", "correct the name"),
         (["training.metrics=['mae', 'accurcy']"], "training.metrics[1]: unknown metric 'accurcy'", "correct the name"),
@@ -96,9 +93,7 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path):
 
 
 @pytest.mark.parametrize("call", [assembly.build, assembly.train, assembly.plan_inputs, assembly.distribution_of])
-@pytest.mark.parametrize(
-    "given", [None, 1, 1.5, "run.toml", {"mesh": {"shape": {"data": 1}}}, [{"a": [{}]}], object, {1}]
-)
+@pytest.mark.parametrize("given", [None, "run.toml", {"mesh": {"shape": {"data": 1}}}, object])
 def test_what_is_no_config_is_refused(call, given):
     with pytest.raises(ConfigError, match="`run` must be a RunConfig") as caught:
         call(given)

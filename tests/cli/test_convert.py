@@ -39,7 +39,3 @@ def test_another_element_type(made, tmp_path):
     made.save(tmp_path / "m.keras")
     assert commands.run("convert", tmp_path / "m.keras", tmp_path / "m.safetensors", "--dtype", "float16") == 0
     assert {value.dtype.name for value in load_file(tmp_path / "m.safetensors").values()} == {"float16"}
-
-
-def test_a_missing_file(tmp_path):
-    assert commands.run("convert", tmp_path / "none.keras", tmp_path / "out") == 2

@@ -4,12 +4,11 @@ import re
 
 import pytest
 
-from tests import forks
+from tests import commands, forks
 from tests.processes import environment
-from tests.soak import LARGE
 
-MESHES = ["data=2,model=4", "data=8,model=1", *["data=4,model=2", "data=1,model=8"] * LARGE]
-pytestmark = [pytest.mark.soak, pytest.mark.multiprocess]
+MESHES = ["data=2,model=4", "data=8,model=1"]
+pytestmark = pytest.mark.multiprocess
 
 
 def run_demo(mesh):
@@ -28,15 +27,11 @@ def accuracy_of(output):
     return float(re.search(r"test accuracy (\d\.\d+)", output)[1])
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_reaches_95_percent_and_tells_the_time(outputs, mesh):
-    assert accuracy_of(outputs[mesh]) >= 0.95
-    assert re.search(r"wall time \d+\.\d s", outputs[mesh])
-
-
-def test_every_mesh_reaches_the_same_accuracy(outputs):
-    found = {mesh: accuracy_of(output) for mesh, output in outputs.items()}
-    assert max(found.values()) - min(found.values()) <= 1 / 360, found  # at most one of the test images
+def test_every_mesh_reaches_95_percent_and_tells_the_time(outputs):
+    found = [accuracy_of(output) for output in outputs.values()]
+    assert min(found) >= 0.95
+    assert max(found) - min(found) <= 1 / 360, found  # at most one of the test images
+    assert all(re.search(r"wall time \d+\.\d s", output) for output in outputs.values())
 
 
 def test_shows_the_layout_table_and_progress_with_loss_and_accuracy(outputs):
@@ -47,12 +42,10 @@ def test_shows_the_layout_table_and_progress_with_loss_and_accuracy(outputs):
 
 def test_the_mesh_changes_the_layout_and_nothing_else(outputs):
     per_device = {mesh: re.search(r"hidden/kernel.*?│\s+64\.0 KiB │\s+(\S+) KiB", o)[1] for mesh, o in outputs.items()}
-    expected = {"data=2,model=4": "16.0", "data=8,model=1": "64.0", "data=4,model=2": "32.0", "data=1,model=8": "8.0"}
-    assert per_device == {mesh: expected[mesh] for mesh in MESHES}
+    assert per_device == {"data=2,model=4": "16.0", "data=8,model=1": "64.0"}
 
 
-def test_a_mesh_that_does_not_fit_is_reported_without_a_traceback():
-    run = run_demo("data=3,model=2")
-    assert run.returncode == 2
-    assert "Shape does not match the number of devices" in run.stderr
-    assert "Traceback" not in run.stderr
+def test_a_mesh_that_does_not_fit_is_reported_without_a_traceback(capsys):
+    assert commands.run("demo", "--mesh", "data=3,model=2") == 2
+    told = capsys.readouterr().err
+    assert "Shape does not match the number of devices" in told and "Traceback" not in told

@@ -16,7 +16,7 @@ import pytest
 
 from keras_dist.cli import supervision
 from keras_dist.training.loop import MAX_IN_FLIGHT
-from tests import commands, forks
+from tests import commands
 from tests.processes import environment, killed_environment
 from tests.soak import LARGE, ROUNDS
 
@@ -311,23 +311,16 @@ def slurm(node):
     return {f"SLURM_{name}": str(value) for name, value in (told | {"NODEID": node}).items()}
 
 
-def launch_nodes(folder, program, *options, arguments=()):
-    """Two launchers, which write their reports apart."""
-    env = killed_environment() | slurm(0)
-    folders = [folder, folder / "other"]
+def test_launchers_of_two_nodes_start_their_processes_again(tmp_path):
+    env, folders = killed_environment() | slurm(0), [tmp_path, tmp_path / "other"]
     folders[1].mkdir()
-    return [
+    launchers = [
         Launcher(
-            *(folder, program, *options, "--report", folders[node] / "jobs.json"),
-            arguments=arguments,
+            *(tmp_path, NODES, "--processes", 2, "--report", folders[node] / "jobs.json"),
             env=env | {"SLURM_NODEID": str(node)},
         )
         for node in range(2)
     ]
-
-
-def test_launchers_of_two_nodes_start_their_processes_again(tmp_path):
-    launchers = launch_nodes(tmp_path, NODES, "--processes", 2)
     (code, _, _, deaths), (other, _, _, _) = [launcher.outcome() for launcher in launchers]
     assert (code, other) == (0, 0)
     assert [(death["process"], death["how"]) for death in deaths] == [
@@ -344,8 +337,6 @@ def test_launchers_of_two_nodes_start_their_processes_again(tmp_path):
     ("arguments", "message"),
     [
         (["--processes", "0", "x.py"], "'--processes': Input should be greater than or equal to 1"),
-        (["--max-restarts", "-1", "x.py"], "'--max-restarts': Input should be greater than or equal to 0"),
-        (["--processes", "two", "x.py"], "'--processes': Input should be a valid integer"),
         (["--report", "/", "x.py"], "'--report': file '/' is a directory"),
         (["/nowhere/x.py"], "SCRIPT: '/nowhere/x.py' is not a file in "),
         (["python", "x.py"], "launch starts Python itself"),
@@ -421,6 +412,7 @@ HOW = {
     "SIGSTOP": "does not answer: it is stopped (SIGSTOP)",
     "raises": "has failed: ValueError: 'no disk'",
 }
+OPTIONS = "--processes", 2, "--devices-per-process", 2
 TRIALS = 7 if LARGE else 1  # of each kind: 21 in `make soak`
 
 
@@ -428,31 +420,19 @@ TRIALS = 7 if LARGE else 1  # of each kind: 21 in `make soak`
 def undisturbed(tmp_path_factory):
     """The weights of a job that nobody disturbs."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    told = {"KERAS_DISTRIBUTION_JOB_ADDRESSES": address, "KERAS_DISTRIBUTION_NUM_PROCESSES": "2"}
-    program = BEGIN + TRAINING
-    jobs = [
-        forks.Python(
-            *("-c", program, folder, "never", -1, 0),
-            env=environment(2) | told | {"KERAS_DISTRIBUTION_PROCESS_ID": str(index), "PJRT_NPROC": "32"},
-        )
-        for index in range(2)
-    ]
-    for code, output, errors in [job.outcome(120) for job in jobs]:
-        assert code == 0, output + errors
+    launcher = Launcher(folder, TRAINING, *OPTIONS, arguments=["never", -1, 0], env=killed_environment())
+    code, output, errors, deaths = launcher.outcome(300)
+    assert (code, deaths) == (0, []), (output, errors)
     return (folder / "weights.json").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("trial", range(TRIALS))
-@pytest.mark.parametrize("how", HOW if ROUNDS else ["SIGKILL"])
+@pytest.mark.parametrize("how", HOW if LARGE else ["SIGSTOP", "raises"] if ROUNDS else ["SIGKILL"])
 def test_the_job_ends_with_the_weights_of_an_undisturbed_one(tmp_path, undisturbed, how, trial, record_property):
     who, step = trial % 2, random.Random(f"{how} {trial}").randint(1, STEPS)
-    options = ["--processes", 2, "--devices-per-process", 2]
-    launcher = Launcher(tmp_path, TRAINING, *options, arguments=[how, who, step], env=killed_environment())
+    launcher = Launcher(tmp_path, TRAINING, *OPTIONS, arguments=[how, who, step], env=killed_environment())
     code, output, errors, deaths = launcher.outcome(300)
     assert code == 0, (step, output, errors)
     assert "ran alone" not in errors[-1]
@@ -461,20 +441,3 @@ def test_the_job_ends_with_the_weights_of_an_undisturbed_one(tmp_path, undisturb
     assert 0 <= deaths[0]["steps_lost"] <= step + MAX_IN_FLIGHT  # of the first process, if the other one died
     assert deaths[0]["to_next_step_s"] > 0
     record_property(f"seconds from {how} to the next step", deaths[0]["to_next_step_s"])
-
-
-if ROUNDS:  # the launchers of nodes are in `make test`, too, and so are jobs that heal
-
-    @pytest.mark.slow
-    @pytest.mark.soak
-    @pytest.mark.parametrize("how", ["SIGKILL", "raises"])
-    @pytest.mark.parametrize("who", range(2))
-    def test_nodes_heal_a_job_together(tmp_path, undisturbed, who, how):
-        options = ["--processes", 1, "--devices-per-process", 2]
-        launchers = launch_nodes(tmp_path, TRAINING, *options, arguments=[how, who, 8])
-        (code, output, errors, deaths), (other, its_output, its_errors, _) = [one.outcome(300) for one in launchers]
-        assert (code, other) == (0, 0), (output, errors, its_output, its_errors)
-        assert (tmp_path / "weights.json").read_text() == undisturbed
-        (death,) = deaths
-        assert death["restarted"] and death["process"] == who, death
-        assert how != "raises" or HOW[how] in death["how"]

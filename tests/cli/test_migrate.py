@@ -57,13 +57,6 @@ def test_an_error_in_the_program_is_not_hidden(program, capsys):
     assert "ValueError: of the program" in capsys.readouterr().err
 
 
-def test_a_program_is_not_a_table(program, tmp_path, capsys):
-    program(PROGRAM)
-    assert commands.run("migrate", tmp_path / "their_program.py") == 2
-    told = capsys.readouterr().err
-    assert "not a layout map by its name" in told and "keras-dist migrate module:NAME" in told
-
-
 @pytest.mark.parametrize("name", ["nofile.toml", "nofile.json"])
 def test_a_file_that_is_not_there_is_told_with_those_beside_it(name, tmp_path, capsys):
     for beside in ("rules.toml", "m.keras"):

@@ -68,22 +68,6 @@ def test_train_gives_the_same_losses_on_each_mesh(config, capsys):
     assert found == [pytest.approx(found[0], rel=1e-3)] * 2  # as many digits are printed
 
 
-def test_settings_count(config, capsys):
-    assert commands.run("train", config, "--set", "training.epochs=3") == 0
-    assert len(losses(capsys.readouterr().out)) == 3
-
-
-def test_a_model_that_does_not_exist_ends_with_2(config, capsys):
-    assert commands.run("train", config, "--set", 'model="rows:Model"') == 2
-    assert capsys.readouterr().err.startswith("ConfigError: model: rows has no 'Model'")
-
-
-def test_errors_of_the_users_code_end_with_3(config, capsys):
-    (config.parent / "rows.py").write_text("def rows():\n    return 1 / 0")
-    assert commands.run("train", config) == 3
-    assert "ZeroDivisionError: division by zero\n" in capsys.readouterr().err
-
-
 def test_check_finds_nothing_in_rules_that_all_decide(config, capsys):
     assert commands.run("check", config) == 0
     assert capsys.readouterr().out == "no problems: 3 layout rules, 4 weights, mesh {data: 2, model: 4}\n"
@@ -171,17 +155,6 @@ def test_auto_tries_meshes_and_says_all_as_json(config, capsys):
     assert commands.run("auto", config, "--objective=speed") == 2
 
 
-@pytest.mark.slow
-def test_auto_says_that_nothing_fits(config, capsys):
-    assert commands.run("auto", config, "--memory-limit", 10) == 1
-    output, told = capsys.readouterr()
-    assert tomllib.loads(output)["mesh"]["shape"] == {"data": 2, "model": 4}
-    assert re.match(r"nothing fits: the best layout needs \d+ B of each device, which has 10 B\n", told)
-    assert commands.run("auto", config, "--memory-limit", 10, "--json") == 1
-    assert json.loads(capsys.readouterr().out)["fits"] is False
-    assert commands.run("auto", config, "--memory-limit", 10**9) == 0
-
-
 def test_auto_heeds_what_the_config_says_and_the_memory_of_this_machine(config, capsys, monkeypatch):
     rules = re.search(r"(?s)\[distribution.layout\].*?\n\n", CONFIG)[0]
     limited = config.with_name("limited.toml")
@@ -197,13 +170,7 @@ def test_auto_heeds_what_the_config_says_and_the_memory_of_this_machine(config, 
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [
-        'callbacks=["EarlyStoping"]',
-        "checkpoint.directory=rows.py",
-        'training.metrics=["accurcy"]',
-        "training.loss=msee",
-    ],
+    "setting", ['callbacks=["EarlyStoping"]', "checkpoint.directory=rows.py", "training.loss=msee"]
 )
 def test_check_finds_what_train_would_refuse(config, capsys, monkeypatch, setting):
     monkeypatch.chdir(config.parent)
@@ -220,7 +187,7 @@ def test_a_page_that_cannot_be_written_does_not_lose_the_report(config, capsys, 
     assert told.startswith("Write") and "plan.html' was not written: " in told
 
 
-@pytest.mark.parametrize("code", ["'bye'", "0", "1", "2", ""])
+@pytest.mark.parametrize("code", ["'bye'", "0", ""])
 def test_code_that_ends_the_program_is_a_failure(config, capsys, code):
     (config.parent / "rows.py").write_text(f"import sys\ndef rows():\n    sys.exit({code})")
     assert commands.run("check", config) == 3

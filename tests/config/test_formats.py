@@ -75,12 +75,6 @@ def test_missing_file_names_the_nearest(loaded: Load) -> None:
     assert error.fix == "use 'run.toml'"
 
 
-def test_missing_directory(loaded: Load) -> None:
-    error = load_error("nowhere/run.toml")
-    assert error.summary == "nowhere/run.toml: the file does not exist"
-    assert "directory 'nowhere' does not exist" in error.fix
-
-
 @pytest.mark.parametrize("name", ["folder", "folder.toml"])
 def test_directory(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
@@ -187,17 +181,6 @@ def test_yaml_that_contains_itself(refused: Refused) -> None:
     error = refused("mesh: {shape: {data: 8}}\ndistribution: {layout: {a: &a [*a]}}", ".yaml")
     assert error.summary.startswith("run.yaml: distribution.layout.a[0]")
     assert "is nested too deeply" in error.summary and "[...]" in error.given
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
-def test_file_in_a_closed_directory(loaded: Load, tmp_path: Path) -> None:
-    loaded(TOML)
-    tmp_path.chmod(0o000)
-    try:
-        error = load_error(str(tmp_path / "run.toml"))
-    finally:
-        tmp_path.chmod(0o700)
-    assert error.summary.endswith("run.toml: cannot be read: Permission denied")
 
 
 def test_a_colon_makes_no_number_in_base_60(refused: Refused) -> None:

@@ -103,12 +103,6 @@ def test_missing_mesh(refused: Refused, text: str, place: str) -> None:
             'write "model_parallel"',
         ),
         (
-            "[distribution]\nstrategy = 3",
-            "distribution.strategy: unknown value",
-            '"data_parallel", "model_parallel", "fully_sharded", "auto", ',
-            'for example "data_parallel"',
-        ),
-        (
             "[distribution]\nstrategy = []",
             "distribution.strategy: unknown value",
             '"data_parallel", "model_parallel", "fully_sharded", "auto", ',

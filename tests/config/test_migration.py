@@ -21,28 +21,9 @@ def decided(rule, how, paths=PATHS):
 @pytest.mark.parametrize(
     "rule",
     [
-        *(
-            "dense",
-            "dense.*kernel",
-            "^dense",
-            "kernel$",
-            "^dense/kernel$",
-            r"dense_\d",
-            "dense/kernel|bias",
-            ".*kernel",
-        ),
-        *(
-            ".*kernel",
-            "(a|dense)/k",
-            r"^a\.b|bias$",
-            "dense.*",
-            r"a\.",
-            r"\.*",
-            r"b\$|kernel",
-            "[|]",
-            "[]|]",
-            "(?:^|/)dense/",
-        ),
+        *("dense", "dense.*kernel", "^dense", "kernel$", "^dense/kernel$", r"dense_\d", "dense/kernel|bias"),
+        *(".*kernel", "(a|dense)/k", r"^a\.b|bias$", "dense.*", r"a\.", r"\.*", r"b\$|kernel", "[|]", "[]|]"),
+        "(?:^|/)dense/",
     ],
 )
 def test_without_a_model_the_text_is_widened(rule):

@@ -7,7 +7,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from keras_dist.config import DataParallelConfig, DistributionConfig, MeshConfig, RunConfig
+from keras_dist.config import DataParallelConfig, DistributionConfig, RunConfig
 from keras_dist.errors import ConfigError
 
 Load = Callable[..., RunConfig]
@@ -58,25 +58,6 @@ def test_every_option_of_each_strategy(loaded: Load) -> None:
     assert loaded(text_with({"strategy": "model_parallel", "strict": True}), ".json").distribution.strict
 
 
-def test_mesh_shape_may_be_text() -> None:
-    assert MeshConfig.model_validate({"shape": "model=4, data=-1"}).shape == {"model": 4, "data": -1}
-
-
-def test_models_are_frozen_and_keep_the_order_of_axes() -> None:
-    config = RunConfig.model_validate({"mesh": {"shape": {"model": 4, "data": 2}}})
-    assert list(config.mesh.shape) == ["model", "data"]
-    with pytest.raises(pydantic.ValidationError):
-        config.mesh = MeshConfig.model_validate(MESH)  # type: ignore[misc]
-
-
-def test_a_config_reads_back_from_its_dump() -> None:
-    distribution = {"layout": {"k": ["-", ["data", "model"]]}, "batch_axis": ["data", "model"], "strict": True}
-    sharded = RunConfig.model_validate({"mesh": MESH, "distribution": distribution})
-    for config in (sharded, RunConfig.model_validate({"mesh": MESH})):
-        assert RunConfig.model_validate(config.model_dump()) == config
-        assert RunConfig.model_validate(json.loads(config.model_dump_json())) == config
-
-
 def test_without_a_file_pydantic_raises_and_still_checks_across() -> None:
     with pytest.raises(pydantic.ValidationError, match="no axis 'dta'"):
         RunConfig.model_validate({"mesh": MESH, "distribution": {"batch_axis": "dta"}})
@@ -105,7 +86,6 @@ def test_axis_names_are_checked(refused: Refused, name: str) -> None:
     ("shape", "said"),
     [
         ({}, "it has no axes"),
-        ({"data": -1, "model": -1}, "several sizes are -1"),
         ("data=2,data=4", "axis 'data' appears twice"),
         (8, "has the wrong type"),
         ([["data", 8]], "has the wrong type"),
@@ -124,16 +104,12 @@ def test_shapes_are_checked(refused: Refused, shape: object, said: str) -> None:
     ("distribution", "place", "given", "allowed"),
     [
         ({"batch_axis": 3}, "batch_axis", "3", "an axis name, or a list of axis names"),
-        ({"batch_axis": []}, "batch_axis", "[]", "an axis name, or a list of axis names"),
         ({"batch_axis": ["data", "data"]}, "batch_axis", '["data", "data"]', "each once"),
         ({"strict": "yes", "layout": {}}, "strict", '"yes" (a string)', "true or false"),
         ({"shard_optimizer": 1}, "shard_optimizer", "1 (an integer)", "true or false"),
         ({"strategy": "fully_sharded", "min_size_bytes": -1}, "min_size_bytes", "-1", "an integer >= 0"),
-        ({"strategy": "fully_sharded", "min_size_bytes": 2.5}, "min_size_bytes", "2.5 (a float)", "an integer >= 0"),
         ({"strategy": "fully_sharded", "min_size_bytes": True}, "min_size_bytes", "true (a boolean)", "an integer"),
-        ({"strategy": "fully_sharded", "axis": []}, "axis", "[]", "an axis name, or a list of axis names"),
         ({"strategy": "spatial", "axis": ["data"]}, "axis", '["data"] (a list)', "an axis name"),
-        ({"strategy": "spatial", "axis": "dta"}, "axis", '"dta"', "an axis of the mesh"),
         ({"strategy": "auto", "batch_axis": "data"}, "batch_axis", '"data"', "the strategy chooses the axes"),
         ({"strategy": "auto", "objective": "time"}, "objective", '"time"', "'step_time' or 'memory'"),
         ({"strategy": "hybrid", "fsdp": "dta"}, "fsdp", '"dta"', "an axis of the mesh"),
@@ -157,36 +133,12 @@ def test_refusal_gives_place_given_and_allowed(
     assert error.fix
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "takers"),
-    [
-        ("layout", {"k": ["-"]}, {"model_parallel", "fully_sharded"}),
-        ("strict", True, {"model_parallel", "fully_sharded"}),
-        ("axis", "data", {"fully_sharded", "tensor_parallel", "sequence_parallel", "spatial"}),
-        ("min_size_bytes", 0, {"fully_sharded"}),
-        ("shard_optimizer", True, {"data_parallel"}),
-    ],
-)
-@pytest.mark.parametrize("strategy", list(DistributionConfig.by_name))
-def test_options_belong_to_strategies(
-    loaded: Load, refused: Refused, strategy: str, option: str, value: object, takers: set[str]
-) -> None:
-    text = text_with({"strategy": strategy, option: value})
-    if strategy in takers:
-        assert loaded(text, ".json").distribution.strategy == strategy
-        return
-    error = refused(text, ".json")
-    assert error.summary == f"run.json: distribution.{option}: is not an option of strategy '{strategy}'"
-    assert f'strategy "{strategy}"' in error.given
-    for taker in takers:
-        assert repr(taker) in error.expected
-        assert repr(taker) in error.fix
-
-
 def test_an_option_for_the_default_strategy_says_so(refused: Refused) -> None:
     error = refused(text_with({"axis": "data"}), ".json")
     assert "is not an option of strategy 'data_parallel'" in error.summary
     assert error.given == '"data", strategy "data_parallel" (the default)'
+    for taker in ("fully_sharded", "tensor_parallel", "sequence_parallel", "spatial"):
+        assert repr(taker) in error.expected and repr(taker) in error.fix
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 import re
 
-import hypothesis
-import hypothesis.strategies as st
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -14,26 +12,6 @@ from keras_dist.data.conversion import check_batch_size
 from keras_dist.errors import DataError
 
 X = np.arange(40, dtype="f4").reshape(20, 2)
-
-
-@hypothesis.given(
-    rows=st.integers(1, 50),
-    batch_size=st.integers(1, 60),
-    multiple=st.integers(1, 9),
-    key=st.none() | st.integers(0, 9),
-)
-def test_every_row_is_in_one_batch_and_padding_repeats_the_last(rows, batch_size, multiple, key):
-    source = ArraySource(np.arange(rows), {"y": np.arange(rows) * 2})
-    batches = list(source.batches(batch_size, multiple, None if key is None else (key,)))
-    real = np.concatenate([batch.arrays[0][: batch.rows] for batch in batches])
-    assert (sorted(real) if key is not None else list(real)) == list(range(rows))
-    for batch in batches:
-        x, y, weight = batch.arrays
-        assert weight is None
-        np.testing.assert_array_equal(y["y"], 2 * x)
-        assert len(x) % multiple == 0 and len(x) - batch.rows < multiple
-        assert set(x[batch.rows :]) <= {x[batch.rows - 1]}
-    assert {batch.rows for batch in batches[:-1]} <= {batch_size}
 
 
 def test_lists_of_numbers_are_arrays():
@@ -119,18 +97,8 @@ def test_lengths_that_differ_are_named_with_both_numbers(arrays, names):
     assert "20 rows" in caught.value.given
 
 
-def test_validation_data_is_called_so():
-    with pytest.raises(DataError, match="validation x and validation y must have one row each"):
-        ArraySource(X, X[:1], name="validation ")
-
-
 @pytest.mark.parametrize("given", [0, -1, 2.0, "32", True, np.float32(8)])
 def test_a_batch_size_that_is_none_is_refused(given):
     with pytest.raises(DataError, match="`batch_size`") as caught:
         check_batch_size(given)
     assert repr(given) in caught.value.given
-
-
-@pytest.mark.parametrize(("given", "expected"), [(None, 32), (5, 5), (np.int64(7), 7)])
-def test_batch_sizes(given, expected):
-    assert check_batch_size(given) == expected

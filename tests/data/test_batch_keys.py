@@ -82,12 +82,10 @@ def model_of(**options: Any) -> kd.Model:
 
 
 SOURCES = {
-    "loader": (Loader, {}),
     "mapping": (lambda: Loader(collections.UserDict), {}),
     "lists": (Lists, {}),
     "generator": (lambda: iter(Loader()), {}),
     "PyDataset": (Numbered, {"shuffle": False}),
-    "examples": (Examples, {"batch_size": 8, "shuffle": False}),
     "lists of examples": (ListsOfExamples, {"batch_size": 8, "shuffle": False}),
     "DataLoader": (lambda: data.DataLoader(Examples(), batch_size=8), {}),
     "grain": (grain_dataset, {"shuffle": False}),
@@ -95,31 +93,26 @@ SOURCES = {
 }
 
 
+@pytest.fixture(scope="module")
+def with_arrays() -> tuple[Any, ...]:
+    """The losses of an epoch and of its validation, of an evaluation, and what is predicted then."""
+    model, weighted = model_of(), {"batch_size": 8, "sample_weight": MASK, "verbose": 0}
+    history = model.fit(IDS, LABELS, shuffle=False, validation_data=(IDS, LABELS, MASK), **weighted).history
+    return history, model.evaluate(IDS, LABELS, **weighted), model.predict(IDS, batch_size=8, verbose=0)
+
+
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("make", "options"), SOURCES.values(), ids=SOURCES)
-def test_it_is_as_with_arrays(make: Any, options: Any) -> None:
-    plain, keyed = model_of(), model_of(batch_keys=KEYS)
-    expected = plain.fit(
-        IDS, LABELS, batch_size=8, sample_weight=MASK, shuffle=False, verbose=0, validation_data=(IDS, LABELS, MASK)
-    ).history
+def test_it_is_as_with_arrays(make: Any, options: Any, with_arrays: Any) -> None:
+    model, (history, loss, outputs) = model_of(batch_keys=KEYS), with_arrays
     validation = COLUMNS if isinstance(make(), dict) else Loader()
-    found = keyed.fit(make(), verbose=0, validation_data=validation, **options).history
-    assert found["loss"] == expected["loss"]
+    found = model.fit(make(), verbose=0, validation_data=validation, **options).history
+    assert found["loss"] == history["loss"]
+    np.testing.assert_allclose(found["val_loss"], history["val_loss"], rtol=1e-6)
     size = {name: value for name, value in options.items() if name == "batch_size"}
-    np.testing.assert_allclose(
-        keyed.evaluate(make(), verbose=0, **size),
-        plain.evaluate(IDS, LABELS, batch_size=8, sample_weight=MASK, verbose=0),
-        rtol=1e-6,
-    )
-    np.testing.assert_allclose(
-        keyed.predict(make(), verbose=0, **size), plain.predict(IDS, batch_size=8, verbose=0), rtol=1e-6
-    )
-
-
-def test_examples_are_read_several_at_once() -> None:
-    ListsOfExamples.at_once = 0
-    model_of(batch_keys=KEYS).fit(ListsOfExamples(), batch_size=8, verbose=0)
-    assert ListsOfExamples.at_once >= 3
+    np.testing.assert_allclose(model.evaluate(make(), verbose=0, **size), loss, rtol=1e-6)
+    np.testing.assert_allclose(model.predict(make(), verbose=0, **size), outputs, rtol=1e-6)
+    assert make is not ListsOfExamples or ListsOfExamples.at_once >= 3
 
 
 def test_single_batches() -> None:
@@ -139,55 +132,16 @@ def test_what_is_no_dict_or_has_targets_is_as_without_them() -> None:
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("x", [("input_ids", "token_type_ids"), ["input_ids", "token_type_ids"]])
+@pytest.mark.parametrize(
+    "x", [("input_ids", "token_type_ids"), {"ids": "input_ids", "types": "token_type_ids"}], ids=["tuple", "dict"]
+)
 def test_several_inputs(x: Any) -> None:
     ids, types = (kd.Input((5,), dtype="int32", name=name) for name in ("ids", "types"))
     outputs = layers.Dense(7)(layers.Embedding(7, 4)(ids) + layers.Embedding(2, 4)(types))
-    model = kd.Model([ids, types], outputs)
+    model = kd.Model({"ids": ids, "types": types} if isinstance(x, dict) else [ids, types], outputs)
     model.compile("sgd", "sparse_categorical_crossentropy", batch_keys={"x": x, "y": "labels"})
     assert np.isfinite(model.fit(Loader(), verbose=0).history["loss"]).all()
     assert model.predict(Loader(), verbose=0).shape == (22, 5, 7)
-
-
-def test_inputs_as_a_dict() -> None:
-    ids, types = (kd.Input((5,), dtype="int32", name=name) for name in ("ids", "types"))
-    outputs = layers.Dense(7)(layers.Embedding(7, 4)(ids) + layers.Embedding(2, 4)(types))
-    model = kd.Model({"ids": ids, "types": types}, outputs)
-    keys = {"x": {"ids": "input_ids", "types": "token_type_ids"}, "y": "labels"}
-    model.compile("sgd", "sparse_categorical_crossentropy", batch_keys=keys)
-    assert np.isfinite(model.fit(Examples(), batch_size=8, verbose=0).history["loss"]).all()
-
-
-@pytest.mark.slow
-def test_layers_on_the_host_get_the_inputs() -> None:
-    texts = np.array(["a b", "b c", "c a", "a a"])
-
-    class Texts:
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, number: int) -> Any:
-            return {"text": texts[number], "label": number % 2}
-
-    def model(**options: Any) -> kd.Model:
-        kd.utils.set_random_seed(0)
-        words = layers.TextVectorization(vocabulary=["a", "b", "c"], output_sequence_length=2)
-        made = kd.Sequential(
-            [kd.Input((), dtype="string"), words, layers.Embedding(6, 2), layers.Flatten(), layers.Dense(2)]
-        )
-        made.compile("sgd", kd.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
-        return made
-
-    keys = {"x": "text", "y": "label"}
-    keyed, plain = model(batch_keys=keys), model()
-    labels = np.arange(4) % 2
-    found = keyed.fit(Texts(), batch_size=2, shuffle=False, verbose=0).history["loss"]
-    assert found == plain.fit(texts, labels, batch_size=2, shuffle=False, verbose=0).history["loss"]
-    assert keyed.train_on_batch({"text": texts, "label": labels}) == plain.train_on_batch(texts, labels)
-    batches = [{"text": texts[:2], "label": labels[:2]}]
-    np.testing.assert_allclose(
-        keyed.evaluate(iter(batches), verbose=0), plain.evaluate(texts[:2], labels[:2], verbose=0)
-    )
 
 
 @pytest.mark.parametrize(

@@ -9,51 +9,12 @@ import pytest
 from keras_dist import data
 from keras_dist.data import ArraySource
 from keras_dist.data.adapters import source_of
-from keras_dist.data.batching import Batching, Span, Streaming, Validation
+from keras_dist.data.batching import Batching, Streaming, Validation
 from keras_dist.data.conversion import weights_of_classes
 from keras_dist.data.source import RowSource
 from keras_dist.errors import DataError
 
 SOURCE = ArraySource(np.arange(22), np.arange(22) % 3)
-
-
-def spans(steps, epochs=range(4)):
-    return [span for _, span in Batching(SOURCE, 5, steps).spans(epochs)]
-
-
-def test_without_steps_every_epoch_has_all_batches():
-    assert list(Batching(SOURCE, 5).spans(range(2, 4))) == [(2, Span(2, range(5))), (3, Span(3, range(5)))]
-    assert Batching(SOURCE, 5).steps_of_epoch == 5
-
-
-def test_an_epoch_goes_on_where_the_last_one_has_stopped_and_ends_early_at_the_end():
-    with pytest.warns(UserWarning, match="an epoch of 3 steps ends after 2"):
-        found = spans(3)
-    assert found == [Span(0, range(3)), Span(0, range(3, 5)), Span(2, range(3)), Span(2, range(3, 5))]
-
-
-def test_the_end_of_an_epoch_may_be_that_of_the_examples(recwarn):
-    assert spans(5) == [Span(epoch, range(5)) for epoch in range(4)]
-    assert not recwarn
-
-
-def test_an_epoch_cannot_be_longer_than_the_examples():
-    with pytest.warns(UserWarning, match="ran out of data: an epoch of 9 steps ends after 5"):
-        assert list(Batching(SOURCE, 5, 9).spans(range(1))) == [(0, Span(0, range(5)))]
-
-
-@pytest.mark.parametrize("stack", [1, 2])
-@pytest.mark.parametrize("span", [range(2), range(1, 4), range(3, 5), range(4, 5)])
-def test_the_batches_of_a_span_are_some_of_all(span, stack):
-    def rows(**options):
-        batches = SOURCE.batches(5, 4, (1,), **options)
-        return [
-            part[: batch.rows].tolist()
-            for batch in batches
-            for part in (batch.arrays[0] if batch.stacked else batch.arrays[0][None])
-        ]
-
-    assert rows(span=span, stack=stack) == rows()[span.start : span.stop]
 
 
 def test_split_takes_the_last_rows():

@@ -118,36 +118,6 @@ for mesh in ("data=8,model=1", "data=4,model=2", "data=2,model=4", "data=1,model
         else:
             raise AssertionError(f"{mesh}, {order}: not noticed")
 
-        if order == "odd":
-            continue
-        # an epoch through the share of this process: the batches of the whole, the last one padded
-        rows = np.arange(44)
-        with distribution.scope():
-            group = data.replica_group()
-            share = data.auto_shard_dataset(rows, batch_size=16)
-        spans = len(own) < 24
-        assert group.count == 1 + spans, (mesh, order, group)
-        if spans:
-            start = 0
-            for first in range(0, 44, 16):
-                batch = rows[first : first + 16]
-                batch = np.append(batch, [batch[-1]] * (-len(batch) % group.multiple_of))
-                local = share[start : start + len(group.rows(len(batch)))]
-                start += len(local)
-                for shard in data.global_batch(local, distribution, len(batch)).addressable_shards:
-                    np.testing.assert_array_equal(shard.data, batch[shard.index])
-            assert start == len(share)
-        else:
-            assert share is rows
-
-# rows in memory that XLA would use as it is
-buffer = np.zeros(24 * 16 + 16, "f4")
-rows = buffer[(-buffer.ctypes.data % 64) // 4 :][: 24 * 16].reshape(24, 16)
-rows[:] = 7
-rows = rows[: len(data.process_rows(kd.DataParallel(), 24))]
-placed = data.global_batch(rows, kd.DataParallel(), 24)
-rows[:] = -1
-assert all((np.asarray(shard.data) == 7).all() for shard in placed.addressable_shards)
 """
 
 

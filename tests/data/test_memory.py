@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from tests import forks
-from tests.soak import LARGE
+from tests.soak import LARGE, repeated
 
 SCRIPT = """
     import sys
@@ -42,7 +42,7 @@ SCRIPT = """
 ROWS = 2**20 if LARGE else 2**18  # of 1 KiB
 
 
-@pytest.mark.soak
+@repeated
 @pytest.mark.multiprocess
 @pytest.mark.skipif(sys.platform != "linux", reason="the system tells of a process's memory in another way")
 def test_an_epoch_over_a_large_file_takes_less_than_150_mebibytes(tmp_path):

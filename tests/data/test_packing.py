@@ -12,11 +12,8 @@ import numpy as np
 import pytest
 
 from keras_dist.data import DataLoader, mix, pack, packed_streams
-from keras_dist.data.lookup import LookupSource
-from keras_dist.distribution.jobs.process_rows import HostSlice
 from keras_dist.errors import DataError
 from tests.data.rows import source_of
-from tests.distribution.test_process_rows import place_of, sharding_on
 
 DRAWS = np.random.default_rng(0)
 
@@ -133,35 +130,6 @@ class TestReading:
         assert first != second and sorted(first) == sorted(second)
         assert epochs(0) == [first, second] and epochs(1)[0] != first
 
-    @pytest.mark.parametrize("done", [0, 1, 3])
-    def test_rows_from_any_position(self, done):
-        def loader():
-            return DataLoader(pack(FEW, 16), batch_size=5, shuffle=True, seed=2)
-
-        whole = list(loader())
-        begun = iter(loader())
-        for _ in range(done):
-            next(begun)
-        left = iter(loader())
-        left.set_state(json.loads(json.dumps(begun.get_state())))
-        assert_equal(list(left), whole[done:])
-
-    def test_a_process_reads_the_sequences_of_its_rows_alone(self):
-        class Reads(list):
-            def __getitem__(self, number):
-                read.append(number)
-                return super().__getitem__(number)
-
-        read: list[int] = []
-        source = LookupSource(pack(Reads(sequences([8, 3, 4, 8, 8, 2, 6])), 8))  # rows of 0, 1 2, 3, 4, 5 6
-        found = []
-        for process in (0, 1):
-            read.clear()
-            share = HostSlice((sharding_on("data=4,model=2"),), 4, False, process, place_of([0] * 4 + [1] * 4))
-            list(source.batches(4, 4, share=share))
-            found.append(sorted({*read}))
-        assert found == [[0, 1, 2, 5, 6], [3, 4, 5, 6]]  # both have the padding of the second batch
-
     def test_a_source_that_changes(self):
         given = [[1, 2, 3], [4, 5]]
         packed = pack(given, 8)
@@ -213,12 +181,6 @@ class TestStreams:
             following = whole[done + 1 : done + 4]
             assert_equal([batch for _, batch in zip(following, left, strict=False)], following)
 
-    def test_each_epoch_iterates_again(self):
-        source = source_of(pack(STREAMS["function"](), 8, batch_size=4))
-        assert source.num_batches is None and not source.is_once
-        first, second = (list(source.batches(4)) for _ in range(2))
-        assert_equal([batch.arrays for batch in first], [batch.arrays for batch in second])
-
     def test_a_cursor_holds_the_state(self):
         loader = DataLoader(pack(STREAMS["grain"](), 8, batch_size=7))
         begun = iter(loader)
@@ -250,13 +212,11 @@ def _packing(state: Any) -> Any:
         (([[1], [0.5]], 8), "(.|\n)*in sequence 1"),
         (([[2**40]], 8), "does not fit int32"),
         (([], 8), "no token to pack\n.*0 sequences"),
-        (([[], []], 8), "no token to pack\n.*2 sequences, 0 tokens in the longest"),
         (([[1, 2, 3]], 2, {"overlong": "drop"}), "no token to pack\n.*1 sequences, 3 tokens"),
         (([[1]], 1), "`length` must be an integer of at least 2"),
         (([[1]], 8, {"overlong": "cut"}), "'split', 'drop', 'error'"),
         (([[1]], 8, {"pad_id": 2**31}), "`pad_id`"),
         (([[1]], 8, {"batch_size": 4}), "pass batch_size to fit"),
-        (([[1]], 8, {"loss_mask": "mask"}), "a key of examples that are dicts"),
         (([{"ids": [1]}], 8), "no key 'tokens'(.|\n)*pack\\(tokens=...\\)"),
         (([{"tokens": [1]}], 8, {"loss_mask": "mask"}), "no key 'mask'"),
         (([{"tokens": [1], "mask": [1, 0]}], 8, {"loss_mask": "mask"}), "a finite number for each token"),
@@ -267,11 +227,3 @@ def test_mistakes(arguments, words):
     with pytest.raises(DataError) as caught:
         pack(source, length, **(options[0] if options else {}))
     assert re.search(words, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])]))
-
-
-def test_rows_by_number_end():
-    rows = pack([[1, 2]], 4)
-    with pytest.raises(IndexError):
-        rows[1]
-    assert repr(rows) == "<1 rows of 4 tokens, 50.0% packed>"
-    assert [y.tolist() for _, y, _ in rows] == [[1, 2, 0, 0]]

@@ -16,13 +16,6 @@ def test_arrays_of_jax_stay_on_their_devices():
     assert isinstance(normal, jax.Array) and np.allclose(normal, [[0.6, 0.8], [0.0, 0.0]])
 
 
-def test_any_axis_is_normalized():
-    assert np.allclose(utils.normalize([3.0, 4.0]), [0.6, 0.8]) and utils.normalize([3.0, 4.0]).shape == (2,)
-    x = np.random.default_rng(0).normal(size=(3, 4, 2))
-    for axis in range(3):
-        assert np.allclose(np.linalg.norm(utils.normalize(x, axis), axis=axis), 1.0)
-
-
 @pytest.mark.parametrize(
     ("make", "parts"),
     [

@@ -12,14 +12,12 @@ from jax.experimental.sparse import BCOO
 
 from keras_dist.data.adapters import is_data_set
 from keras_dist.data.arrays import ArraySource
-from keras_dist.data.batching import Batching, Streaming
+from keras_dist.data.batching import Batching
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.source import register_source, registered
 from keras_dist.data.streams import IterableSource, IteratorSource, NumberedSource
-from keras_dist.datasets import digits
 from keras_dist.errors import DataError
-from keras_dist.models.fitting import batching, split_source, validation_source, weighted_by_class
-from tests import sources
+from keras_dist.models.fitting import batching, validation_source
 from tests.data.rows import W, X, Y, assert_same, reads, source_of
 from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Examples, TFTensor, TorchTensor
 
@@ -72,23 +70,6 @@ class TestRecognition:
         assert f"of type {type(x).__name__}" in caught.value.given
         for taken in ("arrays", "sparse", "PyDataset", "tf.data", "torch", "grain", "generator", "__getitem__"):
             assert taken in caught.value.summary
-
-    @pytest.mark.parametrize("argument", ["y", "sample_weight"])
-    def test_nothing_is_given_beside_a_data_set(self, argument):
-        for x in (Batches((X, Y), 8), iter([X]), Examples((X, Y))):
-            with pytest.raises(DataError, match=f"`{argument}` cannot be used with a dataset"):
-                source_of(x, **{argument: Y})
-
-    def test_nor_what_arrays_alone_can_do(self):
-        for x in (Batches((X, Y), 8), Examples((X, Y))):
-            with pytest.raises(DataError, match="`validation_split` is for arrays"):
-                split_source(source_of(x), 0.5)
-        with pytest.raises(DataError, match="`class_weight` is for arrays"):
-            weighted_by_class(source_of(Examples((X, Y))), {0: 2.0})
-        for x, shown in ((iter([(X, Y)]), "list_iterator"), (Batches((X, Y), 8), "Batches")):
-            with pytest.warns(UserWarning, match="`batch_size` cannot be given beside batches") as warned:
-                assert isinstance(batching(source_of(x), 8, None), Streaming)
-            assert shown in str(warned[0].message)
 
     def test_validation_data_is_called_so(self):
         source = validation_source(iter([(X, Y), (X, Y[:3])]))
@@ -181,15 +162,6 @@ class TestLookup:
             list(source_of(Odd((X, Y))).batches(8, 1))
         assert any(note.startswith("in example 13 of <") and "Odd" in note for note in caught.value.__notes__)
 
-    def test_so_are_some_that_cannot_be_fetched(self):
-        class Broken(sources.Fetched):
-            def __getitems__(self, indices: list[int]) -> list[Any]:
-                raise OSError("no disk")
-
-        with pytest.raises(OSError, match="no disk") as caught:
-            list(source_of(Broken((X, Y))).batches(8, 1))
-        assert any("of <" in note and "Broken" in note for note in caught.value.__notes__)
-
     def test_nothing_is_read_while_something_is(self):
         """A file is sought and read: from two threads at once, rows would come mixed up."""
 
@@ -205,18 +177,6 @@ class TestLookup:
         for _ in range(3):
             found = [batch.arrays[0] for batch in source_of(File((np.arange(rows),))).batches(16, 1)]
             np.testing.assert_array_equal(np.concatenate(found), np.arange(rows))
-
-    def test_the_digits_of_tfds(self):
-        data = digits.builder().as_data_source("test")  # type: ignore
-        (_, _), (images, labels) = digits.load_data()
-        source = source_of(data)
-        assert type(source) is LookupSource and source.length == 360
-        for key in (None, (3,)):
-            found = [batch.arrays[0] for batch in source.batches(100, 8, key)]
-            expected = ArraySource({"image": images, "label": labels}).batches(100, 8, key)
-            for one, other in zip(found, expected, strict=True):
-                np.testing.assert_array_equal(one["image"], other.arrays[0]["image"])
-                np.testing.assert_array_equal(one["label"], other.arrays[0]["label"])
 
 
 class TestSparse:

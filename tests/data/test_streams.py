@@ -17,22 +17,10 @@ from keras_dist.errors import DataError
 from keras_dist.models.fitting import weighted_by_class
 from tests import sources
 from tests.data.rows import W, X, Y, assert_same, reads, source_of
-from tests.sources import BATCHED, ONCE, Batches, Endless, Examples, TFDataset, TFTensor, TorchTensor, cut
+from tests.sources import BATCHED, ONCE, Batches, Endless, Examples, TFDataset, TFTensor, TorchTensor
 
 
 class TestStreams:
-    @pytest.mark.parametrize("kind", BATCHED)
-    @pytest.mark.parametrize("multiple_of", [1, 8])
-    def test_batches_as_they_come(self, kind, multiple_of):
-        source = source_of(BATCHED[kind]((X, Y, W), 8))
-        found = list(source.batches(multiple_of))
-        assert [batch.rows for batch in found] == [8, 8, 4]
-        assert_same(
-            [jax.tree.map(lambda leaf, n=batch.rows: leaf[:n], batch.arrays) for batch in found], cut((X, Y, W), 8)
-        )
-        assert len(found[-1].arrays[0]) == (4 if multiple_of == 1 else 8)
-        assert (found[-1].arrays[2][4:] == W[-1]).all()
-
     @pytest.mark.parametrize(
         ("batch", "expected"),
         [
@@ -159,13 +147,6 @@ class TestStreams:
             _ = source_of(x).x
         assert type(x).__name__ in caught.value.given
 
-    def test_a_generator_is_used_once(self):
-        generator = (batch for batch in cut((X, Y), 8))
-        reads(source_of(generator))
-        with pytest.raises(DataError, match="the data have no batch") as caught:
-            _ = source_of(generator).x
-        assert "a generator can be used once" in caught.value.fix
-
 
 class TestLengths:
     @pytest.mark.parametrize("kind", BATCHED)
@@ -200,11 +181,6 @@ class TestLengths:
 
         assert source_of(Unknown((X, Y), 8)).num_batches is None
 
-    def test_an_iterator_for_several_epochs_is_one(self):
-        epochs = Streaming(source_of(iter([X])), None, "steps_per_epoch").epochs(range(3), 1)
-        with pytest.warns(UserWarning, match="training ends after 1 of 3 epochs"):
-            assert [len(list(batches)) for _, batches in epochs] == [1]
-
 
 class TestNumbered:
     def test_a_method_of_that_name_is_another_thing(self):
@@ -219,15 +195,6 @@ class TestNumbered:
                 return np.float32(index)
 
         assert isinstance(source_of(Table()), LookupSource)
-
-    def test_batches_are_shuffled_by_the_key(self):
-        def order(key: Any, workers: int = 1) -> list[int]:
-            batches = source_of(Batches((np.arange(50), Y[:1].repeat(50)), 1, workers=workers)).batches(1, key)
-            return [int(batch.arrays[0][0]) for batch in batches]
-
-        assert order(None) == order(None, 2) == list(range(50))
-        assert order((1, 2)) == order((1, 2)) == order((1, 2), 2) != order((1, 3))
-        assert sorted(order((1, 2))) == list(range(50))
 
     def test_those_of_an_endless_one_are_not(self):
         batches = source_of(Endless((np.arange(50), Y[:1].repeat(50)), 1)).batches(1, (1,))

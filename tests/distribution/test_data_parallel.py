@@ -1,7 +1,6 @@
 import pytest
 
 import keras_dist as kd
-from keras_dist.distribution.jobs import job
 from keras_dist.errors import DistributionError, LayoutWarning
 from tests.distribution.shapes import axes_of, f32, variable
 
@@ -11,24 +10,9 @@ def flat() -> kd.DeviceMesh:
     return kd.DeviceMesh((8,), ["data"])
 
 
-def test_with_a_mesh(flat: kd.DeviceMesh) -> None:
-    distribution = kd.DataParallel(device_mesh=flat)
-    assert distribution.device_mesh is flat
-    assert distribution.batch_dim_name == "data"
-    assert (distribution.num_processes, distribution._process_id, distribution._is_multi_process) == (1, 0, False)
-
-
-@pytest.mark.parametrize("devices", [None, [f"cpu:{index}" for index in range(8)]], ids=["all", "named"])
-def test_with_devices(devices: list[str] | None) -> None:
-    distribution = kd.DataParallel(devices=devices)
-    assert distribution.device_mesh == kd.DeviceMesh((8,), ["batch"])
-    assert distribution.batch_dim_name == "batch"
-
-
-def test_arguments_may_be_positional(flat: kd.DeviceMesh) -> None:
-    distribution = kd.DataParallel(flat, None, False)
-    assert distribution.device_mesh is flat
-    assert distribution.auto_shard_dataset is False
+def test_with_devices() -> None:
+    for devices in (None, [f"cpu:{index}" for index in range(8)]):
+        assert kd.DataParallel(devices=devices).device_mesh == kd.DeviceMesh((8,), ["batch"])
 
 
 def test_devices_are_given_once(flat: kd.DeviceMesh) -> None:
@@ -48,34 +32,11 @@ def test_a_mesh_of_two_axes_warns_and_takes_the_first(mesh: kd.DeviceMesh) -> No
     assert distribution.num_model_replicas == 8
 
 
-def test_data_is_cut_along_the_batch(flat: kd.DeviceMesh) -> None:
-    layout = kd.DataParallel(flat).get_data_layout((4, 2, 2))
-    assert layout.device_mesh is flat
-    assert layout.axes == ("data", None, None)
-
-
-def test_variables_are_replicated(flat: kd.DeviceMesh) -> None:
-    layout = kd.DataParallel(flat).get_variable_layout(variable("kernel", 3))
-    assert layout.device_mesh is flat
-    assert layout.axes == (None,)
-
-
 def test_a_variable_keeps_a_layout_of_its_own(flat: kd.DeviceMesh) -> None:
     own = kd.TensorLayout(["x"], kd.DeviceMesh((8,), ["x"]))
     for distribution in (kd.DataParallel(flat), kd.DataParallel(flat, shard_optimizer=True)):
         assert distribution.get_variable_layout(variable("kernel", 8, layout=own)) is own
         assert distribution.get_slot_layout(variable("kernel", 8, layout=own)) is own
-
-
-def test_activations_are_left_to_xla(flat: kd.DeviceMesh) -> None:
-    assert kd.DataParallel(flat).get_tensor_layout("path/to/tensor") is None
-
-
-def test_every_device_is_a_replica(flat: kd.DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "process_count", lambda: 2)
-    distribution = kd.DataParallel(flat)
-    assert distribution.num_model_replicas == 8
-    assert distribution.num_processes == 2
 
 
 def test_shard_optimizer_cuts_the_slots_and_not_the_weights(flat: kd.DeviceMesh) -> None:

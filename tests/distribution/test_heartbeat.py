@@ -44,8 +44,6 @@ def beats(monkeypatch):
     "text",
     [
         "",
-        "{",
-        "1",
         "[1]",
         '["1", "running", ""]',
         '[1, "dead", ""]',

@@ -50,16 +50,6 @@ def outcomes(*jobs, **variables):
     return [json.loads(output.splitlines()[-1]) for _, output, _ in ended], [errors for _, _, errors in ended]
 
 
-@pytest.mark.multiprocess
-def test_tf_config_makes_a_job(address):
-    cluster = {"worker": [address, "127.0.0.1:1"]}
-    configs = [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}) for index in range(2)]
-    (first, second), _ = outcomes(*({"environ": {"TF_CONFIG": config}} for config in configs))
-    assert first[:2] == [f"process 0 of 2, coordinator {address}, 1 of 2 cpu devices", True]
-    assert second[:2] == [f"process 1 of 2, coordinator {address}, 1 of 2 cpu devices", False]
-    assert first[2] == second[2]  # one seed
-
-
 DETECTED = {
     "Slurm": {"SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1"},
     "Open MPI": {"OMPI_COMM_WORLD_SIZE": "2"},
@@ -110,35 +100,6 @@ def test_what_does_not_come_in_time_is_named(address):
     assert "unknown host" in unknown[1] and "nowhere.invalid:1234" in unknown[1]
     assert all(kind == "ClusterError" and seconds < 15 for kind, _, seconds in (alone, nobody, unknown))
     assert errors == [""] * 3  # nothing beside the exceptions
-
-
-@pytest.mark.multiprocess
-def test_all_expect_as_many_processes(address):
-    (first, second), _ = outcomes({"arguments": [address, 2, 0]}, {"arguments": [address, 3, 1]})
-    assert "num_processes=2 in process 0, 3 in process 1" in first[1]
-    assert "num_processes=3 in process 1, 2 in process 0" in second[1]
-
-
-STAYS = """
-import sys, time
-import keras_dist as kd
-
-address, index, seconds = sys.argv[1:]
-kd.initialize(address, 2, int(index))
-print("joined", flush=True)
-time.sleep(float(seconds))
-"""
-
-
-@pytest.mark.multiprocess
-def test_a_process_that_is_started_twice_leaves_the_first_one_in_peace(address):
-    first = [Python("-c", STAYS, address, index, 5, env=environment(1)) for index in range(2)]
-    while not all("joined" in process.printed()[0] for process in first):
-        joining.time.sleep(0.1)
-    code, _, errors = Python("-c", STAYS, address, 1, 0, env=environment(1)).outcome(30)
-    assert code == 1 and "process 1 of 2 has joined already" in errors
-    assert "another process on this machine" in errors  # which is found before JAX gives the place away
-    assert [process.outcome(60)[0] for process in first] == [0, 0]
 
 
 def test_a_place_in_a_job_is_free_again_when_its_process_has_not_joined(address, monkeypatch):
@@ -196,19 +157,6 @@ def test_the_launcher_starts_a_job_again_that_a_stranger_has_stopped(tmp_path):
 
 
 @pytest.mark.multiprocess
-def test_what_is_not_let_in_is_told(address):
-    soon = {"initialization_timeout_s": 5}
-    (first, second, partial), _ = outcomes(
-        {"arguments": [address, 2, 0], "named": soon},
-        {"arguments": [address, 3, 2], "named": soon},
-        {"arguments": [address, 2]},
-    )
-    assert "process 0 of 2: process 1 did not join the job" in first[1]
-    assert "process 2 of 3: " in second[1] and "all with num_processes=3" in second[1]
-    assert "called without process_id, and JAX detects no job" in partial[1] and "num_processes=2" in partial[1]
-
-
-@pytest.mark.multiprocess
 def test_without_a_job_the_error_says_how_to_run_alone_and_a_job_that_is_not_required_is_none(address, tmp_path):
     not_required = {"named": {"required": False}}
     (missing, alone, late, joined, partial), errors = outcomes(
@@ -228,33 +176,6 @@ def test_without_a_job_the_error_says_how_to_run_alone_and_a_job_that_is_not_req
     command = re.search(r"`keras-dist (.* train\.py)`", missing[1])[1].split()
     code, output, _ = Python("-m", "keras_dist", *command, env=environment(1), cwd=tmp_path).outcome(60)
     assert code == 0 and "process 0 of 1, coordinator" in output
-
-
-@pytest.mark.multiprocess
-def test_all_have_collectives_of_one_kind(address):
-    settings = {"jax_cpu_collectives_implementation": "mpi"}
-    (first, second), _ = outcomes({"arguments": [address, 2, 0]}, {"arguments": [address, 2, 1], "settings": settings})
-    assert "collectives=gloo in process 0, 'mpi' in process 1" in first[1]
-    assert "collectives=mpi in process 1, 'gloo' in process 0" in second[1]
-
-
-@pytest.mark.slow
-def test_what_waits_says_so(capfd, monkeypatch):
-    monkeypatch.setattr(joining, "_REPORT_EVERY_S", 0.02)
-    given = joining.JobArguments(("127.0.0.1:1",), 2, 1)
-    with pytest.raises(ClusterError):
-        joining._Attempt(given, joining.time.monotonic() + 0.3, 1).await_coordinator("127.0.0.1:1", 1, 2)
-    said = capfd.readouterr().err.splitlines()
-    assert re.fullmatch(r"keras_dist: waiting for process 0 of 2 at 127.0.0.1:1 since \d+ s", said[0])
-    with socket.socket() as answers:
-        answers.bind(("127.0.0.1", 0))
-        answers.listen()
-        address = f"127.0.0.1:{answers.getsockname()[1]}"
-        attempt = joining._Attempt(given, joining.time.monotonic() + 5, 1)
-        attempt.await_coordinator(address, 0, 2)
-        with attempt.waiting:
-            joining.time.sleep(0.2)
-    assert f"keras_dist: waiting for process 1 of 2 at {address} since 0 s" in capfd.readouterr().err.splitlines()
 
 
 def test_the_coordinator_listens_on_its_own_address_alone(address):
@@ -342,17 +263,28 @@ def test_comparisons_of_data_are_one_of_three(check_data):
         kd.initialize("127.0.0.1:1", 1, 0, check_data=check_data)
 
 
-def test_all_compare_data_alike():
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"check_data": "sample"}, "check_data=full in process 1, 'sample' in process 0"),
+        ({"num_processes": 3}, "num_processes=2 in process 1, 3 in process 0"),
+        ({"collectives": "mpi"}, "collectives=gloo in process 1, 'mpi' in process 0"),
+    ],
+)
+def test_all_join_with_the_same_arguments(other, message):
     class Client:
         def key_value_set(self, key, value):
-            self.value = json.loads(value)
+            pass
 
         def blocking_key_value_get(self, key, timeout_in_ms):
-            return json.dumps(self.value | {"check_data": "sample"})
+            said = {"num_processes": 2, "collectives": "gloo", "check_data": "full", "seed": 0}
+            return json.dumps(said | changes)
 
-    joining._agree(Client(), 0, 2, joining.time.monotonic() + 5, "sample")
-    with pytest.raises(ClusterError, match="check_data=full in process 0, 'sample' in process 0"):
-        joining._agree(Client(), 0, 2, joining.time.monotonic() + 5, "full")
+    changes = {}
+    joining._agree(Client(), 1, 2, joining.time.monotonic() + 5, "full")
+    changes = other
+    with pytest.raises(ClusterError, match=message):
+        joining._agree(Client(), 1, 2, joining.time.monotonic() + 5, "full")
 
 
 @pytest.mark.parametrize("name", ["initialization_timeout_s", "hang_timeout_s"])

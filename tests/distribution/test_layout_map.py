@@ -15,15 +15,6 @@ def test_lookup_is_exact_path_first_then_whole_path_regex(rules: Any) -> None:
     assert rules["conv/kernel"] is None
 
 
-def test_several_matches_name_every_rule(rules: Any) -> None:
-    rules[".*dense.*bias"] = (None,)
-    rules[".*bias"] = ("model",)
-    with pytest.raises(LayoutError, match="Path 'dense_2/bias' matches multiple layout") as caught:
-        rules["dense_2/bias"]
-    assert "['.*dense.*bias', '.*bias']" in str(caught.value)
-    assert rules["conv/bias"].axes == ("model",)
-
-
 @pytest.mark.parametrize(
     "layout", [(None, "model"), [None, "model"], kd.TensorLayout([None, "model"])], ids=["tuple", "list", "layout"]
 )
@@ -77,12 +68,6 @@ def test_a_layout_of_another_mesh_is_refused(rules: Any) -> None:
     assert len(rules) == 0
 
 
-def test_a_layout_of_an_equal_mesh_is_taken(rules: Any, mesh: kd.DeviceMesh) -> None:
-    layout = kd.TensorLayout((None, "model"), kd.DeviceMesh("data=2,model=4"))
-    rules["kernel"] = layout
-    assert rules["kernel"] == kd.TensorLayout((None, "model"), mesh)
-
-
 @pytest.mark.parametrize("value", ["data=2,model=4", (2, 4)])
 def test_the_mesh_is_a_mesh(value: object) -> None:
     with pytest.raises(LayoutError, match=r"`device_mesh` must be a keras_dist.DeviceMesh"):
@@ -94,16 +79,6 @@ def test_without_a_mesh_layouts_stay_unbound() -> None:
     rules["kernel"] = ("anything",)
     assert rules.device_mesh is None
     assert rules["kernel"].device_mesh is None
-
-
-def test_is_a_mapping_of_the_rules_themselves(rules: Any) -> None:
-    rules["dense/kernel"] = (None, "model")
-    rules[".*bias"] = ("model",)
-    assert len(rules) == 2
-    assert list(rules) == list(rules.keys()) == ["dense/kernel", ".*bias"]
-    assert [layout.axes for layout in rules.values()] == [(None, "model"), ("model",)]
-    assert "dense/kernel" in rules
-    assert "dense/bias" not in rules
 
 
 def test_pop_and_del_see_keys_not_paths(rules: Any) -> None:

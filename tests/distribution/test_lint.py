@@ -73,18 +73,6 @@ def test_everything_is_found_at_once(mesh: kd.DeviceMesh) -> None:
     assert "(2) Path 'd2/kernel'" in str(error)
 
 
-def test_two_dims_of_one_array(mesh: kd.DeviceMesh) -> None:
-    error = errors_of(mesh, {"w": ("data", "model")}, {"w": f32(3, 6)})
-    assert [problem.summary for problem in error.problems] == ["cannot shard dim 0 of 'w'", "cannot shard dim 1 of 'w'"]
-
-
-def test_the_remedy_of_an_indivisible_dim_works(mesh: kd.DeviceMesh) -> None:
-    error = errors_of(mesh, {"d2/kernel": (None, "model")})
-    assert error.fix == "make the dim 12, or map this path to (None, None)"
-    model_parallel(mesh, {"w": (None, "model")}).plan({"w": f32(16, 12)})
-    model_parallel(mesh, {"d2/kernel": (None, None)}).plan(TREE)
-
-
 @pytest.mark.parametrize(
     ("rule", "kind", "words"),
     [
@@ -127,24 +115,10 @@ def test_one_warning_for_each_plan_lists_all_dead_rules(mesh: kd.DeviceMesh) -> 
         assert len(plan.problems) == 3
 
 
-def test_a_warning_is_a_user_warning() -> None:
-    assert issubclass(LayoutWarning, UserWarning)
-
-
-def strict_model_parallel(rules: kd.LayoutMap) -> kd.Distribution:
-    return kd.ModelParallel(rules, strict=True)
-
-
-def strict_fully_sharded(rules: kd.LayoutMap) -> kd.Distribution:
-    return kd.FullySharded(rules.device_mesh, rules=rules, strict=True)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("make", [strict_model_parallel, strict_fully_sharded])
-def test_strict_raises_for_dead_rules(rules: kd.LayoutMap, make: Any) -> None:
+def test_fully_sharded_is_strict_about_dead_rules_too(rules: kd.LayoutMap, mesh: kd.DeviceMesh) -> None:
     rules["d1/kernal"] = (None, "model")
-    with pytest.raises(LayoutError, match="rule 'd1/kernal' matched nothing") as caught:
-        make(rules).plan(TREE)
-    assert "the nearest path is 'd1/kernel'" in caught.value.fix
+    with pytest.raises(LayoutError, match="rule 'd1/kernal' matched nothing"):
+        kd.FullySharded(mesh, rules=rules, strict=True).plan(TREE)
 
 
 def test_strict_lists_dead_rules_beside_the_errors(mesh: kd.DeviceMesh) -> None:
@@ -153,13 +127,10 @@ def test_strict_lists_dead_rules_beside_the_errors(mesh: kd.DeviceMesh) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", ["d1/output", ".*output", ".*d1.*output", "input/image", "input/.*", "input", "output"]
+    "rule", ["d1/output", ".*/output$", "(d1|d2)/(output)", ".*output", "input/image", "input/.*", "input", "output"]
 )
-@pytest.mark.parametrize("strict", [False, True])
-def test_rules_for_activations_and_inputs_wait_for_the_first_trace(
-    mesh: kd.DeviceMesh, rule: str, strict: bool
-) -> None:
-    assert model_parallel(mesh, {rule: ("data", None)}, strict=strict).plan(TREE).problems == ()
+def test_rules_for_activations_and_inputs_wait_for_the_first_trace(mesh: kd.DeviceMesh, rule: str) -> None:
+    assert model_parallel(mesh, {rule: ("data", None)}, strict=True).plan(TREE).problems == ()
 
 
 def test_unmatched_variables_are_replicated_and_the_plan_says_so(mesh: kd.DeviceMesh) -> None:
@@ -184,20 +155,12 @@ class Tied(nnx.Module):
         self.head = self.embed
 
 
-@pytest.mark.parametrize("rule", ["embed/embedding", "head/embedding", "head/.*", ".*/embedding"])
+@pytest.mark.parametrize("rule", ["embed/embedding", "head/.*", ".*/embedding", "(embed|head)/embedding"])
 def test_tied_weights_match_by_any_of_their_paths(mesh: kd.DeviceMesh, rule: str) -> None:
     plan = model_parallel(mesh, {rule: ("model", None)}, strict=True).plan(Tied(nnx.Rngs(0)))
     assert [row.path for row in plan.rows] == ["embed/embedding"]
     assert plan.row("head/embedding") is plan.row("embed/embedding")
     assert plan.row("head/embedding").axes == ("model", None)
-
-
-def test_aliases_whose_rules_agree(mesh: kd.DeviceMesh) -> None:
-    rules = {"embed/embedding": ("model", None), "head/embedding": ("model", None)}
-    assert model_parallel(mesh, rules, strict=True).plan(Tied(nnx.Rngs(0))).row("head/embedding").axes == (
-        "model",
-        None,
-    )
 
 
 def test_aliases_whose_rules_disagree_are_ambiguous(mesh: kd.DeviceMesh) -> None:
@@ -259,11 +222,6 @@ def test_a_rule_of_its_own_comes_first_for_a_statistic(mesh: kd.DeviceMesh) -> N
     plan = model_parallel(mesh, rules, strict=True).plan(Norm(nnx.Rngs(0)))
     assert plan.row("norm/mean").axes == ("data",)
     assert plan.row("norm/var").axes == ("model",)
-
-
-def test_statistics_follow_into_full_sharding(mesh: kd.DeviceMesh) -> None:
-    plan = kd.FullySharded(mesh).plan(Norm(nnx.Rngs(0)))
-    assert plan.row("norm/mean").axes == plan.row("norm/scale").axes == ("data",)
 
 
 def test_a_rule_for_a_weight_that_the_layer_does_not_have_is_to_be_removed(mesh: kd.DeviceMesh) -> None:

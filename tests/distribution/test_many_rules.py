@@ -68,15 +68,6 @@ def test_exact_rules_are_looked_up(calls):
     assert calls == {"one": [], "group": []}
 
 
-def test_few_rules_without_effect_are_explained(calls):
-    plan, (told,) = planned(lambda index: f"no_{index}.*")
-    assert len(plan.problems) == COUNT
-    assert f"... and {COUNT - lint.LIMIT_EXPLAINED} more" in told
-    assert sum("nearest path" in problem.fix or "paths are" in problem.fix for problem in plan.problems) == 20
-    assert len(calls["group"]) == COUNT * GROUPS
-    assert len(calls["one"]) <= 2 * lint.LIMIT_EXPLAINED * COUNT
-
-
 RULES = [".*kernel", "(?i)KERNEL", r"(a)b\1", r"(?P<n>a)b(?P=n)", "a|b", "ab?", "(?!x).*", "(?#c)a", "[(]?a", "aba"]
 TEXTS = ["kernel", "a", "b", "ab", "aba", "x", "dkernel"]
 

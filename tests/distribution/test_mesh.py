@@ -8,20 +8,6 @@ from keras_dist.errors import DeviceError, MeshError
 CPUS = [f"cpu:{index}" for index in range(8)]
 
 
-def test_keeps_what_it_was_given() -> None:
-    mesh = kd.DeviceMesh((4, 2), ["batch", "model"], CPUS)
-    assert mesh.shape == (4, 2)
-    assert mesh.axis_names == ["batch", "model"]
-    assert mesh.devices.shape == (4, 2)
-    assert mesh.devices[1, 0] == "cpu:2"
-    assert mesh.size == 8
-
-
-def test_takes_all_devices_by_default() -> None:
-    mesh = kd.DeviceMesh((8,), ("data",))
-    assert list(mesh.devices) == kd.list_devices()
-
-
 @pytest.mark.parametrize(
     ("shape", "axis_names", "words"),
     [
@@ -48,29 +34,11 @@ def test_refuses_what_does_not_fit(shape: object, axis_names: object, words: str
         kd.DeviceMesh(shape, axis_names, CPUS[:4])  # type: ignore[arg-type]
 
 
-def test_errors_are_the_ones_keras_raises() -> None:
-    assert issubclass(MeshError, ValueError)
-    assert issubclass(DeviceError, ValueError)
-
-
-def test_six_on_eight_devices_names_both_numbers_and_the_way_out() -> None:
-    with pytest.raises(MeshError) as caught:
-        kd.DeviceMesh((2, 3), ("data", "model"))
-    assert "2 x 3 = 6" in caught.value.given
-    assert "8 device(s)" in caught.value.given
-    assert "list_devices()[:6]" in caught.value.fix
-
-
 @pytest.mark.parametrize(
     "shape", [{"data": 2, "model": 4}, "data=2,model=4", "data=2, model=-1", {"data": -1, "model": 4}]
 )
 def test_shapes_with_names(shape: object) -> None:
     assert kd.DeviceMesh(shape) == kd.DeviceMesh((2, 4), ("data", "model"))  # type: ignore[arg-type]
-
-
-def test_one_size_may_be_what_the_devices_leave() -> None:
-    assert kd.DeviceMesh((-1, 2), ("data", "model")).shape == (4, 2)
-    assert kd.DeviceMesh((-1, 2), ("data", "model"), CPUS[:6]).shape == (3, 2)
 
 
 def test_equal_by_value() -> None:
@@ -97,10 +65,6 @@ def test_differs_by_value(mesh: kd.DeviceMesh, other: kd.DeviceMesh) -> None:
     assert mesh != other
 
 
-def test_is_no_mesh_of_another_library(mesh: kd.DeviceMesh) -> None:
-    assert mesh != mesh.backend_mesh
-
-
 def test_backend_mesh_is_that_of_jax() -> None:
     backend_mesh = kd.DeviceMesh((4, 2), ["batch", "model"], CPUS[::-1]).backend_mesh
     assert isinstance(backend_mesh, jax.sharding.Mesh)
@@ -108,13 +72,6 @@ def test_backend_mesh_is_that_of_jax() -> None:
     assert backend_mesh.axis_names == ("batch", "model")
     assert list(backend_mesh.devices.flatten()) == jax.devices()[::-1]
     assert set(backend_mesh.axis_types) == {jax.sharding.AxisType.Auto}
-
-
-def test_a_device_that_does_not_exist_is_found_at_backend_mesh() -> None:
-    mesh = kd.DeviceMesh((2,), ("data",), ["cpu:0", "cpu:77"])
-    with pytest.raises(DeviceError, match="'cpu:77'") as caught:
-        _ = mesh.backend_mesh
-    assert caught.value.given == "devices cpu:0 ... cpu:7"
 
 
 def test_a_device_that_does_not_exist_is_found_at_plan() -> None:

@@ -4,26 +4,8 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.distribution.jobs import job
-from keras_dist.errors import DistributionError, LayoutError
+from keras_dist.errors import DistributionError
 from tests.distribution.shapes import model_parallel, variable
-
-
-def test_variables_lie_by_rule(mesh: kd.DeviceMesh) -> None:
-    distribution = model_parallel(
-        mesh,
-        {".*kernel": kd.TensorLayout([None, "model"]), ".*bias": kd.TensorLayout(["model"])},
-        batch_dim_name="data",
-    )
-    found = {
-        name: distribution.get_variable_layout(variable(name, *shape))
-        for name, shape in {"kernel": (8, 4), "d1/bias": (4,), "seed": (2,)}.items()
-    }
-    assert {name: layout.axes for name, layout in found.items()} == {
-        "kernel": (None, "model"),
-        "d1/bias": ("model",),
-        "seed": (None,),
-    }
-    assert all(layout.device_mesh is mesh for layout in found.values())
 
 
 def test_a_variable_keeps_a_layout_of_its_own(mesh: kd.DeviceMesh) -> None:
@@ -37,12 +19,6 @@ def test_activations_lie_by_rule(mesh: kd.DeviceMesh) -> None:
     layout = distribution.get_tensor_layout("/model/layer/tensor")
     assert layout == kd.TensorLayout(("data", None), mesh)
     assert distribution.get_tensor_layout("/model/layer/other_tensor") is None
-
-
-def test_several_rules_for_one_path_raise(mesh: kd.DeviceMesh) -> None:
-    distribution = model_parallel(mesh, {".*kernel": (None, "model"), "d1/.*": (None, "model")})
-    with pytest.raises(LayoutError, match="Path 'd1/kernel' matches multiple layout"):
-        distribution.get_variable_layout(variable("d1/kernel", 8, 4))
 
 
 @pytest.mark.parametrize(
@@ -64,17 +40,6 @@ def test_the_batch_lies_over_one_axis_or_several(
     assert distribution.num_model_replicas == replicas
 
 
-def test_arguments_by_position_and_by_name(rules: kd.LayoutMap) -> None:
-    one = kd.ModelParallel(rules, "model", False)
-    assert one == kd.ModelParallel(layout_map=rules, batch_dim_name="model", auto_shard_dataset=False)
-    assert (one.layout_map, one.batch_dim_name, one.auto_shard_dataset) == (rules, "model", False)
-
-
-def test_unknown_arguments_are_refused(rules: kd.LayoutMap) -> None:
-    with pytest.raises(TypeError, match="bogus_arg"):
-        kd.ModelParallel(rules, bogus_arg=1)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize(
     ("layout_map", "words"),
     [
@@ -93,10 +58,3 @@ def test_processes_divide_among_replicas(monkeypatch: pytest.MonkeyPatch) -> Non
     rules = kd.LayoutMap(kd.DeviceMesh((3, 2), ["data", "model"], [f"cpu:{index}" for index in range(6)]))
     with pytest.raises(DistributionError, match="`num_processes` must be divisible by `num_model_replicas`"):
         kd.ModelParallel(layout_map=rules, batch_dim_name="data", auto_shard_dataset=True)
-
-
-def test_replicas_are_the_shards_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "process_count", lambda: 2)
-    distribution = kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh("data=4,model=2")), "data")
-    assert distribution.num_model_replicas == 4
-    assert distribution.num_processes == 2

@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -25,13 +24,10 @@ MASK = {"mu": True, "nu": {"kernel": True, "bias": False}, "scale": False}
 
 CHAINS: dict[str, optax.GradientTransformation] = {
     "sgd with momentum": optax.sgd(0.1, momentum=0.9, nesterov=True),
-    "adam": optax.adam(1e-3),
     "adamw": optax.adamw(optax.cosine_decay_schedule(1e-3, 10)),
     "rmsprop, centered": optax.rmsprop(1e-3, centered=True, momentum=0.9),
     "amsgrad": optax.amsgrad(1e-3),
-    "lion": optax.lion(1e-3),
     "nadamw with a mask": optax.nadamw(1e-3, mask=MASK),
-    "clip, then adam": optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)),
     "clips, decay and a schedule": optax.chain(
         optax.clip(1.0),
         optax.scale_by_adam(),
@@ -42,19 +38,11 @@ CHAINS: dict[str, optax.GradientTransformation] = {
         {"fast": optax.adam(1e-2), "slow": optax.sgd(1e-3, momentum=0.9), "frozen": optax.set_to_zero()}, LABELS
     ),
     "masked": optax.masked(optax.adam(1e-3), MASK),
-    "inject_hyperparams": optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3),
     "inject_hyperparams with a schedule": optax.inject_hyperparams(optax.adam)(optax.linear_schedule(1.0, 0.0, 10)),
     "adafactor, not factored": optax.adafactor(1e-3, momentum=0.9),
     "MultiSteps": optax.MultiSteps(optax.adamw(1e-3), every_k_schedule=4).gradient_transformation(),
-    "MultiSteps in a chain": optax.chain(
-        optax.clip(1.0), optax.MultiSteps(optax.adam(1e-3), 2).gradient_transformation()
-    ),
     "ema": optax.chain(optax.adam(1e-3), optax.ema(0.99)),
-    "params_ema": optax.ema(0.99, debias=False),
-    "lookahead-free trace": optax.trace(0.9),
-    "yogi": optax.yogi(1e-3),
     "adan": optax.adan(1e-3),
-    "apply_if_finite": optax.apply_if_finite(optax.adam(1e-3), 3),
     "muon": contrib.muon(1e-3),
     "schedule_free": contrib.schedule_free_adamw(1e-3),
     "prodigy": contrib.prodigy(),
@@ -68,10 +56,6 @@ def slots_of(
     plan = model_parallel(mesh, RULES if rules is None else rules).plan(parameters)
     state = jax.eval_shape(optimizer.init, parameters)
     return plan.follow(state), state
-
-
-def real(parameters: Any) -> Any:
-    return jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), parameters)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -95,40 +79,14 @@ EXPECTED_SLOTS = dict.fromkeys(CHAINS, 8) | {
     "sgd with momentum": 4,
     "rmsprop, centered": 12,
     "amsgrad": 12,
-    "lion": 4,
     "multi_transform": 6,
     "masked": 6,
-    "adafactor, not factored": 8,
     "MultiSteps": 12,
-    "MultiSteps in a chain": 12,
     "ema": 12,
-    "params_ema": 4,
-    "lookahead-free trace": 4,
     "adan": 16,
     "muon": 6,
-    "schedule_free": 8,
     "prodigy": 16,
 }
-
-
-@pytest.mark.parametrize("name", ["adamw", "multi_transform", "masked", "muon", "MultiSteps", "inject_hyperparams"])
-def test_states_are_born_and_updated_where_they_were_planned(mesh: kd.DeviceMesh, name: str) -> None:
-    optimizer, plan = CHAINS[name], model_parallel(mesh, RULES).plan(PARAMETERS)
-    slots = plan.follow(jax.eval_shape(optimizer.init, PARAMETERS))
-    parameters = plan.place(real(PARAMETERS))
-    state = slots.init(optimizer.init, parameters)
-    gradients = plan.place(real(PARAMETERS))
-    update = jax.jit(optimizer.update, out_shardings=(plan.shardings, slots.shardings))
-    updates, state = update(gradients, state, parameters)
-    expected, expected_state = jax.jit(lambda ones: optimizer.update(ones, optimizer.init(ones), ones))(
-        real(PARAMETERS)
-    )
-    for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(slots.shardings), strict=True):
-        assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
-    for ours, theirs in zip(
-        jax.tree.leaves((updates, state)), jax.tree.leaves((expected, expected_state)), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 FACTORED = {
@@ -143,7 +101,7 @@ FACTORED = {
 }
 
 
-@pytest.mark.parametrize("module", ["kernel", "column", "v_row", "row_parallel"])
+@pytest.mark.parametrize("module", ["kernel", "v_row"])
 @pytest.mark.parametrize("case", FACTORED)
 def test_factored_slots_keep_the_layouts_of_the_surviving_dims(mesh: kd.DeviceMesh, case: str, module: str) -> None:
     shape, axes, row_axes, column_axes = FACTORED[case]
@@ -215,19 +173,6 @@ def test_novograds_norms_are_replicated(mesh: kd.DeviceMesh) -> None:
     assert plan.row("0/nu/nu/kernel").rule == "replicated: its shape does not show the dims of nu/kernel"
 
 
-def test_the_state_of_muon_by_label(mesh: kd.DeviceMesh) -> None:
-    plan, _ = slots_of(mesh, contrib.muon(1e-3))
-    axes = {row.path: row.axes for row in plan.rows if row.path.endswith(("/kernel", "/bias"))}
-    assert [(path.split("inner_states/")[1].split("/")[0], axes[path]) for path in axes] == [
-        ("adam", ("model",)),
-        ("adam", ("data",)),
-        ("adam", ("model",)),
-        ("adam", ("data",)),
-        ("muon", (None, "model")),
-        ("muon", ("data", "model")),
-    ]
-
-
 @pytest.mark.parametrize("mask", [{"mu": True, "nu": False, "scale": False}, {"mu": False, "nu": True, "scale": True}])
 def test_a_mask_that_empties_whole_branches(mesh: kd.DeviceMesh, mask: dict[str, bool]) -> None:
     plan, state = slots_of(mesh, optax.chain(optax.clip(1.0), optax.masked(optax.adam(1e-3), mask)))
@@ -266,12 +211,6 @@ def test_few_parameters(mesh: kd.DeviceMesh, parameters: Any, rules: Any, expect
     assert jax.tree.structure(plan.shardings) == jax.tree.structure(state)
 
 
-def test_a_single_array_is_followed() -> None:
-    plan = kd.FullySharded(kd.DeviceMesh("data=8")).plan(f32(8, 16))
-    state = jax.eval_shape(optax.adamw(1e-3).init, f32(8, 16))
-    assert axes_of(plan.follow(state)) == {"0/count": (), "0/mu": (None, "data"), "0/nu": (None, "data")}
-
-
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("container", [tuple, list])
 @pytest.mark.parametrize(
@@ -291,16 +230,6 @@ def test_bare_tuples_of_parameters_are_not_taken_for_optax_own(
     assert jax.tree.structure(plan.shardings) == jax.tree.structure(state)
 
 
-def test_layers_in_a_list_of_tuples(mesh: kd.DeviceMesh) -> None:
-    parameters = [(f32(8, 16), f32(16)), (f32(16, 8), f32(8))]
-    rules = {".*/0": (None, "model"), ".*/1": ("model",)}
-    for optimizer in (optax.adam(1e-3), optax.masked(optax.adam(1e-3), [(True, False), (True, True)])):
-        plan, _ = slots_of(mesh, optimizer, parameters, rules)
-        slots = {row.path: row.axes for row in plan.rows if row.shape}
-        assert {axes for path, axes in slots.items() if path.endswith("/0")} == {(None, "model")}
-        assert {axes for path, axes in slots.items() if path.endswith("/1")} == {("model",)}
-
-
 def test_gradients_and_averages_lie_as_the_parameters(mesh: kd.DeviceMesh) -> None:
     plan = model_parallel(mesh, RULES).plan(PARAMETERS)
     for role in ("gradient", "parameter"):
@@ -308,9 +237,3 @@ def test_gradients_and_averages_lie_as_the_parameters(mesh: kd.DeviceMesh) -> No
         assert axes_of(followers) == axes_of(plan)
         assert {row.role for row in followers.rows} == {role}
     assert axes_of(plan.follow({"average": PARAMETERS})) == {f"average/{p}": a for p, a in axes_of(plan).items()}
-
-
-def test_followers_have_the_bytes_of_their_own_dtype(mesh: kd.DeviceMesh) -> None:
-    plan = model_parallel(mesh, {"w": (None, "model")}).plan({"w": jax.ShapeDtypeStruct((8, 16), jnp.bfloat16)})
-    row = plan.follow({"w": f32(8, 16)}).row("w")
-    assert (row.nbytes, row.nbytes_per_device) == (8 * 16 * 4, 8 * 16)

@@ -92,6 +92,18 @@ def test_a_statistic_follows_what_the_parameter_beside_it_says(mesh: kd.DeviceMe
     assert (plan.row("mean").axes, plan.row("mean").rule) == (("model",), "follows scale")
 
 
+def test_weights_of_a_layer_by_itself_lie_by_the_rules_and_stay_so_when_they_are_loaded(mesh: kd.DeviceMesh) -> None:
+    with model_parallel(mesh, {".*dense.*kernel": (None, "model"), ".*dense.*bias": ("model",)}).scope():
+        layer = kd.layers.Dense(8)
+        layer.build((16, 16))
+    for _ in range(2):
+        assert layer.kernel.value.sharding.spec == P(None, "model")
+        assert layer.bias.value.sharding.spec == P("model")
+        layer.kernel.assign(jnp.ones((16, 8)))
+        layer.bias.assign(jnp.ones(8))
+    assert (layer(jnp.ones((2, 16))) == 17.0).all()
+
+
 class TestNames:
     def test_they_are_mapped_by_the_distribution_before_the_rules_of_the_model(self, mesh: kd.DeviceMesh) -> None:
         local = {"sharding_rules": (("embed", "model"), ("mlp", "model"))}

@@ -40,12 +40,6 @@ def test_inside_jit(mesh: kd.DeviceMesh, form: str) -> None:
     assert_cut_over_data(jax.jit(lambda x: kd.distribute_tensor(x, layout))(X))
 
 
-def test_a_constant_inside_jit(mesh: kd.DeviceMesh) -> None:
-    layout = kd.TensorLayout(("data", None), mesh)
-    result = jax.jit(lambda: kd.distribute_tensor(X, layout) + 1)()
-    np.testing.assert_array_equal(result, X + 1)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_an_array_that_lies_there_already_is_returned(mesh: kd.DeviceMesh, form: str) -> None:
     placed = kd.distribute_tensor(X, in_form(form, mesh))

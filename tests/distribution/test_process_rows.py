@@ -16,13 +16,7 @@ from keras_dist.data.lookup import LookupSource
 from keras_dist.data.streams import IterableSource
 from keras_dist.distribution.jobs.process_rows import BatchSlice, HostSlice, wrong_rows
 from keras_dist.errors import DataError
-from tests.jobs import CONTIGUOUS, INTERLEAVED, MESHES, be, place_of, sharding_on
-
-
-def test_a_batch_over_several_axes():
-    processes = place_of(CONTIGUOUS[2])
-    assert data.process_rows(sharding_on("data=2,model=4", ("data", "model")), 8, 0, processes).tolist() == [0, 1, 2, 3]
-    assert data.process_rows(sharding_on("data=2,model=4", ("model", "data")), 8, 0, processes).tolist() == [0, 2, 4, 6]
+from tests.jobs import CONTIGUOUS, INTERLEAVED, MESHES, place_of, sharding_on
 
 
 @hypothesis.given(
@@ -205,13 +199,6 @@ def test_rows_of_ones_own_that_do_not_divide():
     assert error.value.fix.startswith("batches of 8 rows")
     with pytest.raises(DataError, match="equally many shards"):
         HostSlice((sharding_on("data=8,model=1"),), 8, True, 1, place_of([0, 0, 0, 1, 1, 1, 1, 1])).portion(8)
-
-
-def test_a_process_without_a_device_gathers_nothing(monkeypatch):
-    be(monkeypatch, CONTIGUOUS[4], 3)
-    first = kd.DataParallel(devices=kd.list_devices()[:4]).get_data_layout((4,)).backend_layout
-    with pytest.raises(DataError, match="process 3 owns no row"):
-        HostSlice((first,), 4).portion(4)
 
 
 @pytest.mark.parametrize("shape", [(8, 2), (3, 8, 2)])

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import os
-import pickle
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +11,6 @@ import pytest
 from keras_dist.distribution.jobs import job, rendezvous
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, ClusterError, KerasDistError, ProcessAbsentError
-from tests.contracts.processes import run_fork
 
 PROCESSES = 3
 
@@ -156,16 +153,6 @@ def test_errors_that_cannot_be_made_again_are_described(run):
         assert "Odd('this')" in str(found)
 
 
-class WritesAFile:
-    """What one may put into the key-value store: whoever unpickles it writes the file."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return open, (self.path, "w")
-
-
 ERROR = {"name": "ValueError", "args": ["a"], "fields": {}, "text": "a", "notes": []}
 FORGED = {
     "no JSON": b"\x80\xff",
@@ -189,13 +176,6 @@ def test_forged_values_are_an_error(run, service, content):
         assert "of process 1 in JAX's key-value store was not written by a process of this job" in str(found)
 
 
-def test_pickles_are_not_read(run, service, tmp_path):
-    service.values["keras_dist/7/0/1"] = pickle.dumps(("a test", WritesAFile(tmp_path / "ran"), None))
-    found = run(lambda job, process: job.each(lambda: None), absent=(1,))
-    assert [type(error) for error in found] == [ClusterError] * 2
-    assert os.listdir(tmp_path) == []
-
-
 def test_classes_that_are_not_registered_are_not_made(run, service, tmp_path):
     told = ERROR | {"name": "subprocess.CalledProcessError", "text": "no luck"}
     service.values["keras_dist/7/0/1"] = json.dumps(["a test", 1, told]).encode()
@@ -208,42 +188,6 @@ def test_whose_place_is_taken_says_so_and_is_not_waited_for(run, service, monkey
     monkeypatch.setattr(service, "key_value_set_bytes", lambda key, value: _raise(RuntimeError("ALREADY_EXISTS")))
     assert all("a value that was there" in error.given for error in run(lambda job, process: job.each(lambda: 1)))
     assert sorted(service.values) == [f"keras_dist/7/given_up/{process}" for process in range(PROCESSES)]
-
-
-LISTENS = """
-import psutil, socket
-import jax
-import keras_dist as kd
-from keras_dist.distribution.jobs import job, rendezvous
-from keras_dist.errors import ClusterError
-
-with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    port = probe.getsockname()[1]
-try:
-    kd.initialize(f"192.0.2.77:{port}", 1, 0)
-except ClusterError as error:
-    print("cannot listen" in str(error))
-kd.initialize(f"127.0.0.1:{port}", 1, 0)
-service = psutil.Process().children()[0]
-print({one.laddr.ip.removeprefix("::ffff:") for one in service.net_connections() if one.status == "LISTEN"})
-
-job.process_count = lambda: 2
-rendezvous.jax_runtime.job_client().key_value_set_bytes("keras_dist/0/0/1", PICKLE)
-try:
-    rendezvous.Rendezvous().each(lambda: None)
-except ClusterError as error:
-    print("not written by a process of this job" in str(error))
-jax.distributed.shutdown()
-"""
-
-
-@pytest.mark.multiprocess
-def test_the_coordinator_listens_where_it_is_told_and_runs_nothing(tmp_path):
-    content = pickle.dumps(("meet the others", WritesAFile(tmp_path / "ran"), None))
-    lines = run_fork(LISTENS.replace("PICKLE", repr(content))).splitlines()
-    assert lines[-3:] == ["True", "{'127.0.0.1'}", "True"]
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_process_that_does_not_come_is_named(run, monkeypatch):

@@ -27,20 +27,11 @@ def in_thread() -> object:
     return seen[0]
 
 
-def test_there_is_none_at_first() -> None:
-    assert distribution() is None
-
-
 def test_the_default_holds_until_it_is_taken_back(one: kd.DataParallel) -> None:
     kd.set_distribution(one)
     assert distribution() is one
     kd.set_distribution(None)
     assert distribution() is None
-
-
-def test_other_threads_see_the_default(one: kd.DataParallel) -> None:
-    kd.set_distribution(one)
-    assert in_thread() is one
 
 
 def test_scopes_nest(one: kd.DataParallel, two: kd.DataParallel) -> None:

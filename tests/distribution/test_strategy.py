@@ -17,32 +17,6 @@ def pretend_to_be(monkeypatch: pytest.MonkeyPatch, count: int, index: int) -> No
     monkeypatch.setattr(job, "process_index", lambda: index)
 
 
-def test_the_base_class_leaves_variables_and_data_to_its_children(mesh: kd.DeviceMesh) -> None:
-    base = kd.Distribution(mesh)
-    assert base.device_mesh is mesh
-    assert base.batch_dim_name is None
-    assert base.auto_shard_dataset is True
-    for ask in (
-        lambda: base.num_model_replicas,
-        lambda: base.num_data_shards,
-        lambda: base.get_data_layout((8, 2)),
-        lambda: base.get_variable_layout(f32(2)),
-    ):
-        with pytest.raises(NotImplementedError):
-            ask()
-    assert base.get_tensor_layout("d1/output") is None
-
-
-def test_attributes_are_those_of_keras(mesh: kd.DeviceMesh) -> None:
-    base = kd.Distribution(device_mesh=mesh, batch_dim_name="data", auto_shard_dataset=False)
-    assert base.batch_dim_name == "data"
-    assert base.auto_shard_dataset is False
-    base.auto_shard_dataset = True
-    assert base.auto_shard_dataset is True
-    assert (base.num_processes, base._process_id, base._is_multi_process) == (1, 0, False)
-    assert repr(base) == f"<Distribution device_mesh={mesh!r}>"
-
-
 @pytest.mark.parametrize("value", [None, "data=8", (2, 4)])
 def test_a_mesh_is_needed(value: Any) -> None:
     with pytest.raises(DistributionError, match=r"`device_mesh` must be a keras_dist.DeviceMesh"):
@@ -100,15 +74,6 @@ def test_a_strategy_of_ones_own_plans(mesh: kd.DeviceMesh) -> None:
 
     plan = LastDim(mesh).plan({"kernel": f32(4, 8), "bias": f32(8)})
     assert axes_of(plan) == {"kernel": (None, "model"), "bias": (None,)}
-
-
-def test_a_layout_without_a_mesh_gets_that_of_the_strategy(mesh: kd.DeviceMesh) -> None:
-    class Unbound(kd.Distribution):
-        def get_variable_layout(self, variable: Any) -> kd.TensorLayout:
-            return kd.TensorLayout((None, "model"))
-
-    plan = Unbound(mesh).plan({"kernel": f32(4, 8)})
-    assert plan.shardings["kernel"].shard_shape((4, 8)) == (4, 2)
 
 
 @pytest.mark.parametrize("layout", [(None, "model"), "model"])

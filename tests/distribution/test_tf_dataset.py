@@ -63,24 +63,21 @@ def distribution_of(monkeypatch: pytest.MonkeyPatch, mesh: str, processes: int, 
 
 
 @pytest.mark.parametrize(
-    ("index", "batches"), [(0, [[0, 1, 2, 3], [8, 9, 10, 11]]), (1, [[4, 5, 6, 7], [12, 13, 14, 15]])]
+    ("mesh", "processes", "index", "batches"),
+    [
+        ("data=4,model=2", 2, 0, [[0, 1, 2, 3], [8, 9, 10, 11]]),
+        ("data=4,model=2", 2, 1, [[4, 5, 6, 7], [12, 13, 14, 15]]),
+        ("data=2,model=4", 4, 1, [[0, 1, 2, 3], [8, 9, 10, 11]]),  # two processes have one replica
+        ("data=2,model=4", 4, 2, [[4, 5, 6, 7], [12, 13, 14, 15]]),
+        ("data=1,model=8", 2, 1, [[*range(8)], [*range(8, 16)]]),
+    ],
 )
-def test_replicas_within_processes(monkeypatch: pytest.MonkeyPatch, index: int, batches: list[list[int]]) -> None:
-    part = distribution_of(monkeypatch, "data=4,model=2", 2, index).distribute_dataset(of_rows(16, 8))
+def test_a_process_reads_the_batches_of_its_replica(
+    monkeypatch: pytest.MonkeyPatch, mesh: str, processes: int, index: int, batches: list[list[int]]
+) -> None:
+    part = distribution_of(monkeypatch, mesh, processes, index).distribute_dataset(of_rows(16, 8))
     assert part.batches == batches
-    assert part.prefetched
-
-
-@pytest.mark.parametrize("index", range(4))
-def test_processes_of_one_replica_read_the_same(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    part = distribution_of(monkeypatch, "data=2,model=4", 4, index).distribute_dataset(of_rows(8, 4))
-    assert part.batches == ([[0, 1], [4, 5]] if index < 2 else [[2, 3], [6, 7]])
-
-
-@pytest.mark.parametrize("index", range(2))
-def test_a_single_replica_is_read_whole(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    part = distribution_of(monkeypatch, "data=1,model=8", 2, index).distribute_dataset(of_rows(16, 8))
-    assert part.batches == [list(range(8)), list(range(8, 16))]
+    assert part.prefetched or mesh == "data=1,model=8"
 
 
 @pytest.mark.parametrize("index", range(4))

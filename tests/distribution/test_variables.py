@@ -11,7 +11,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist.errors import LayoutError
-from tests.distribution.shapes import axes_of, f32, model_parallel
+from tests.distribution.shapes import f32, model_parallel
 
 
 def roles(plan: kd.LayoutPlan) -> dict[str, str]:
@@ -85,14 +85,6 @@ def test_nnx(tree: Any) -> None:
     assert roles(kd.DataParallel().plan(tree())) == BLOCK
 
 
-def test_a_raw_array_of_a_module_is_a_statistic() -> None:
-    class Table(nnx.Module):
-        def __init__(self) -> None:
-            self.table = jnp.arange(8.0)
-
-    assert roles(kd.DataParallel().plan(Table())) == {"table": "statistic"}
-
-
 def test_linen_hides_params_and_keeps_other_collections() -> None:
     tree = jax.eval_shape(LinenNet().init, jax.random.key(0), f32(2, 4))
     assert roles(kd.DataParallel().plan(tree)) == {
@@ -112,10 +104,6 @@ def test_a_linen_statistic_is_found_by_the_path_that_is_printed(mesh: kd.DeviceM
     assert plan.row("batch_stats/norm/var").axes == (None,)
 
 
-def test_params_alone_are_no_linen_tree_when_they_are_an_array() -> None:
-    assert roles(kd.DataParallel().plan({"params": f32(8)})) == {"params": "parameter"}
-
-
 def test_params_stay_where_dropping_them_would_make_two_of_one_path() -> None:
     plan = kd.DataParallel().plan({"params": {"a": {"w": f32(8)}}, "a": {"w": f32(4)}})
     assert [row.path for row in plan.rows] == ["a/w", "params/a/w"]
@@ -126,11 +114,6 @@ def test_equinox_like_dataclasses() -> None:
     plan = kd.DataParallel().plan(network)
     assert [row.path for row in plan.rows] == ["layers/0/weight", "layers/0/bias", "layers/1/weight"]
     assert isinstance(plan.shardings, Network)
-
-
-def test_plain_containers() -> None:
-    plan = kd.DataParallel().plan({"b": [f32(2), (f32(3),)], "a": {7: f32(4)}})
-    assert [row.path for row in plan.rows] == ["a/7", "b/0", "b/1/0"]
 
 
 @pytest.mark.parametrize(
@@ -148,14 +131,6 @@ def test_plain_containers() -> None:
 )
 def test_roles_of_bare_leaves(leaf: Any, role: str) -> None:
     assert roles(kd.DataParallel().plan({"leaf": leaf})) == {"leaf": role}
-
-
-def test_rules_do_not_see_rng_leaves_and_counters(mesh: kd.DeviceMesh) -> None:
-    tree = {"key": jax.random.split(jax.random.key(0), 4), "step": jnp.int32(0), "kernel": f32(4)}
-    plan = model_parallel(mesh, {"kernel|key": ("model",)}).plan(tree)
-    assert axes_of(plan) == {"key": (None,), "kernel": ("model",), "step": ()}
-    assert plan.row("key").rule == "rng"
-    assert plan.row("step").rule == "counter"
 
 
 def test_a_rule_for_an_rng_leaf_alone_is_dead(mesh: kd.DeviceMesh) -> None:

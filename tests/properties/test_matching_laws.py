@@ -65,16 +65,6 @@ def test_any_of_its_paths_finds_a_tied_array(keys, aliases, data):
     assert found(aliases) == found(list(shuffled))
 
 
-@given(st.dictionaries(paths, st.sampled_from([("model",), ("data",), (None,)]), max_size=5))
-def test_a_map_is_a_mapping(entries):
-    rules = rules_of(entries, list(entries.values()))
-    assert {key: layout.axes for key, layout in rules.items()} == entries
-    assert len(rules) == len(entries)
-    for key in entries:
-        assert rules.pop(key).axes == entries[key]
-    assert not rules
-
-
 @given(meshes())
 def test_a_mesh_is_rebuilt_from_its_parts(mesh):
     rebuilt = kd.DeviceMesh(mesh.axis_sizes, devices=mesh.devices)
@@ -83,10 +73,3 @@ def test_a_mesh_is_rebuilt_from_its_parts(mesh):
     assert rebuilt.backend_mesh == mesh.backend_mesh
     text = ",".join(f"{name}={size}" for name, size in mesh.axis_sizes.items())
     assert kd.DeviceMesh(text, devices=list(mesh.devices.flat)) == mesh
-
-
-@given(meshes(), st.data())
-def test_one_size_left_open_is_found(mesh, data):
-    open_axis = data.draw(st.sampled_from(list(mesh.axis_names)))
-    sizes = {name: -1 if name == open_axis else size for name, size in mesh.axis_sizes.items()}
-    assert kd.DeviceMesh(sizes, devices=mesh.devices) == mesh

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint  # noqa: F401  # once, in the process that is forked
-from flax import nnx
 
 import keras_dist as kd
 from keras_dist import callbacks, layers
@@ -49,23 +48,6 @@ def forever():
         yield from (Batches()[index] for index in range(5))
 
 
-LENGTHS = np.random.default_rng(2).integers(1, 40, 50)
-SEQUENCES = [np.random.default_rng(length).integers(0, 50, length) for length in LENGTHS]
-
-
-class Tokens(nnx.Module):
-    """Logits of tokens from tokens, positions and segments."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.tables = nnx.List([nnx.Embed(size, 8, rngs=rngs) for size in (50, 16, 17)])
-        self.drop = nnx.Dropout(0.25, rngs=rngs)
-        self.head = nnx.Linear(8, 50, rngs=rngs)
-
-    def __call__(self, x: Any) -> Any:
-        parts = zip(self.tables, (x["tokens"], x["positions"], x["segments"]), strict=True)
-        return self.head(self.drop(sum(table(part) for table, part in parts)))
-
-
 def network() -> kd.Model:
     return kd.Sequential(
         [
@@ -92,15 +74,6 @@ def watchers() -> list[Any]:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "arrays": {"layout": "data=8,model=1", "data": ((X, Y), {"batch_size": BATCH_SIZE}), "save_freq": 1},
-    "in a save": {
-        "layout": "data=2,model=4",
-        "data": ((X, Y, BATCH_SIZE), {}),
-        "save_freq": 2,
-        "in_save": True,
-        "life": (2, 3),
-    },
-    "data set": {"layout": "one device", "data": ((Batches(),), {}), "save_freq": 2, "life": (4, 6)},
     "generator in a save": {
         "layout": "data=4,model=2",
         "data": ((forever,), {"steps_per_epoch": 5}),
@@ -123,13 +96,6 @@ CASES: dict[str, dict[str, Any]] = {
         "data": ((python_source.packed, None, 8), {"steps_per_epoch": 7}),
         "save_freq": 1,
         "life": (6, 11),  # in an epoch, and between two updates
-    },
-    "packed stream": {
-        "layout": "fully data=8",
-        "factory": Tokens,
-        "data": ((kd.data.pack(lambda: iter(SEQUENCES), 16, batch_size=5),), {}),
-        "save_freq": 1,
-        "life": (6, 14),
     },
     "epochs": {
         "layout": "fully data=8",

@@ -83,71 +83,8 @@ def test_the_base_of_lora_is_written_once_and_the_result_is_the_same(tmp_path: A
     assert size(base) > kernel_bytes
 
 
-@pytest.mark.slow
-def test_it_resumes_on_another_mesh_and_weights_load(tmp_path: Any) -> None:
-    expected = fit(with_lora(1), tmp_path / "whole")
-    with pytest.raises(Stop):
-        fit(with_lora(4), tmp_path / "states", StopAt(3))
-    for one, other in zip(fit(with_lora(2), tmp_path / "states"), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-    assert names(tmp_path / "states")[0] == "base_00000001"
-    loaded = with_lora(1)
-    loaded.load_weights(tmp_path / "states")
-    for one, other in zip(loaded.get_weights(), restored_from(tmp_path / "states").get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def restored_from(directory: Any) -> kd.Model:
     model = with_lora(2)
     with kd.checkpoint.CheckpointManager(model, directory) as manager:
         manager.restore_or_initialize()
     return model
-
-
-def partly_frozen(frozen: bool) -> kd.Model:
-    kd.utils.set_random_seed(0)
-    model = kd.Sequential([kd.Input((6,)), layers.Dense(WIDTH, name="d1"), layers.Dense(2, name="d2")])
-    model.layers[0].trainable = not frozen
-    model.compile("sgd", "mse")
-    return model
-
-
-@pytest.mark.slow
-def test_a_layer_that_was_trained_meanwhile_is_written_anew(tmp_path: Any) -> None:
-    model = partly_frozen(True)
-    fit(model, tmp_path, epochs=1)
-    assert names(tmp_path)[0] == "base_00000001"
-    model.layers[0].trainable = True
-    model.compile("sgd", "mse")
-    model.fit(X, Y, batch_size=8, verbose=0)
-    model.layers[0].trainable = False
-    model.compile("sgd", "mse")
-    changed = [weight + 1 for weight in model.get_weights()]
-    model.set_weights(changed)
-
-    with kd.checkpoint.CheckpointManager(model, tmp_path / "other", keep=2, share_frozen=True) as manager:
-        manager.note_frozen()
-        manager.save()
-        model.set_weights([weight + 1 for weight in changed])
-        for _ in range(2):
-            model.train_on_batch(X, Y)
-            manager.save()
-    stored = kd.checkpoint.Stored(tmp_path / "other" / "step_00000002")
-    assert [*stored.bases] == ["base_00000002"]
-    loaded = partly_frozen(True)
-    loaded.load_weights(tmp_path / "other")
-    for one, other in zip(loaded.get_weights()[:2], changed[:2], strict=True):
-        np.testing.assert_array_equal(one, other + 1)
-
-
-def test_statistics_and_random_streams_are_no_base(tmp_path: Any) -> None:
-    model = kd.Sequential([kd.Input((6,)), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(2)])
-    model.compile("sgd", "mse")
-    fit(model, tmp_path, epochs=1)
-    assert not [name for name in names(tmp_path) if name.startswith("base")]
-
-
-def test_after_the_training_nothing_is_left(tmp_path: Any) -> None:
-    directory = tmp_path / "states"
-    with_lora().fit(X, Y, verbose=0, callbacks=[kd.callbacks.BackupAndRestore(directory)])
-    assert not directory.exists()

@@ -19,8 +19,8 @@ def seeds_of(case, trial):
     return [next(itertools.islice(late, trial, None)), *([trial] * LARGE)]
 
 
-FIRST = "generator in a save", "foreign module", "fine-tuning", "packed stream"
-"""What `make test` kills; a single round kills the others."""
+FIRST = "generator in a save", "foreign module", "fine-tuning"
+"""What `make test-all` kills; a single round kills the others."""
 
 
 @pytest.mark.multiprocess

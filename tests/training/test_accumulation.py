@@ -110,15 +110,12 @@ def halves_and_notes() -> optax.GradientTransformation:
 
 CHAINS = {
     "adamw": lambda: optax.adamw(schedule),
-    "clipped momentum": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(schedule, momentum=0.9)),
-    "own": lambda: optax.chain(halves_and_notes(), optax.sgd(schedule)),
     "injected": lambda: optax.inject_hyperparams(optax.rmsprop)(learning_rate=schedule),
     "adafactor": lambda: optax.adafactor(schedule, min_dim_size_to_factor=2),
     "partition": lambda: optax.partition(
         {"a": optax.adam(schedule), "b": optax.lion(0.1)},
         lambda params: {"e": {"embeddings": "a"}, "d": dict.fromkeys(params["d"], "b")},
     ),
-    "ema": lambda: optax.chain(optax.adam(schedule), optax.ema(0.5)),
     "of ours": lambda: optax.chain(optimizers.SGD(0.5), optax.trace(0.5)),
 }
 
@@ -153,8 +150,7 @@ def whole(chain: str) -> list[np.ndarray]:
 
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
-    ("chain", "devices"),
-    [*((chain, 1) for chain in CHAINS), *((chain, 4) for chain in ("adafactor", "partition", "of ours"))],
+    ("chain", "devices"), [("adamw", 1), ("injected", 1), ("adafactor", 4), ("partition", 4), ("of ours", 4)]
 )
 def test_any_chain_of_optax_makes_the_update_of_one_large_batch_of_tokens(chain: str, devices: int) -> None:
     # batches of 8, 8 and 6 rows, which have other numbers of tokens
@@ -179,35 +175,6 @@ def test_the_state_of_a_chain_changes_once_an_update() -> None:
     assert int(state.slots[0]) == 2
     counts = [int(leaf) for leaf in jax.tree.leaves(state.slots) if leaf.dtype == jnp.int32]
     assert counts == [2, 2, 2]  # of the own one, of Adam, and of the schedule
-
-
-@pytest.mark.slow
-def test_iterations_are_updates_and_a_model_goes_on_with_the_sums(tmp_path: Any) -> None:
-    def made() -> Any:
-        return optimizers.OptaxOptimizer(optax.adam(schedule), gradient_accumulation_steps=4)
-
-    model = trained_on_tokens(made(), 8)
-    assert int(model.optimizer.iterations) == 1  # of 6 batches
-    with kd.checkpoint.CheckpointManager(model, tmp_path) as manager:
-        manager.save()
-    again = trained_on_tokens(made(), 8, devices=2, epochs=0)
-    again.train_on_batch(IDS, LABELS)
-    with kd.checkpoint.CheckpointManager(again, tmp_path) as manager:
-        manager.restore_or_initialize()
-    for one in (model, again):
-        one.fit(IDS, LABELS, batch_size=8, sample_weight=TOKENS, shuffle=False, verbose=0)
-    assert int(model.optimizer.iterations) == int(again.optimizer.iterations) == 2
-    for a, b in zip(model.get_weights(), again.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_in_a_loss_scale_optimizer() -> None:
-    inner = optimizers.OptaxOptimizer(optax.sgd(schedule), gradient_accumulation_steps=3)
-    found = trained_on_tokens(optimizers.LossScaleOptimizer(inner, initial_scale=8.0), 8).get_weights()
-    whole = trained_on_tokens(optax.sgd(schedule), len(IDS)).get_weights()
-    for one, other in zip(found, whole, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_line_search_needs_the_loss_of_all_batches() -> None:

@@ -11,7 +11,7 @@ from flax import nnx
 import keras_dist as kd
 from tests import by_hand, layouts
 from tests.networks import Plain, Stack, TwoInputs, blobs
-from tests.soak import LARGE
+from tests.soak import LARGE, repeated
 
 LOSS = by_hand.cross_entropy
 X, Y = blobs(32)
@@ -64,17 +64,7 @@ class TestApplied:
         assert re.search(r'tensor<32x8xf32> \{sdy.sharding = #sdy.sharding<@mesh, \[\{\}, \{"model"\}\]>\}', lowered)
         assert re.search(r'tensor<32x2xf32> \{sdy.sharding = #sdy.sharding<@mesh, \[\{"data"\}, \{\}\]>\}', lowered)
 
-    def test_no_number_changes(self):
-        plain = built({})
-        ruled = built({"d1/output": ("data", "model"), "input/x": (None, "model"), "d1/kernel": (None, "model")})
-        losses, rows = [], []
-        for model in (plain, ruled):
-            losses += [model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history["loss"]]
-            rows += [model.predict(X, batch_size=16, verbose=0)]
-        np.testing.assert_allclose(*losses, atol=1e-5)
-        np.testing.assert_allclose(*rows, atol=1e-5)
-
-    @pytest.mark.soak
+    @repeated
     def test_a_batch_that_the_axis_does_not_divide_is_exact_too(self):
         model = built({"d1/output": (("data", "model"), None), "input/x": ("model", None)}, strict=True)
         for rows in (1, 5, 13) if LARGE else (5,):

@@ -2,14 +2,10 @@
 
 import json
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-import keras_dist as kd
 from tests import forks
-from tests.soak import LARGE
+from tests.soak import LARGE, repeated
 
 PROGRAM = """
 import json, sys
@@ -44,7 +40,6 @@ print(json.dumps({"rise": rise, "slots": per_device}))
 
 SIZE = 4096 if LARGE else 2048
 BYTES = 16 * 4 * SIZE**2  # 1 GiB if `LARGE`
-pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
@@ -54,47 +49,15 @@ def measured():
     return json.loads(run.stdout)
 
 
+@repeated
 @pytest.mark.multiprocess
 def test_building_weights_adds_at_most_half_of_them_on_top(measured):
     assert BYTES <= measured["rise"] <= 1.5 * BYTES
 
 
+@repeated
 @pytest.mark.multiprocess
 def test_optimizer_slots_are_sharded_as_the_weights(measured):
     ideal = 2 * BYTES / 8
     assert len(measured["slots"]) == 8
     assert all(abs(nbytes - ideal) <= 0.02 * ideal for nbytes in measured["slots"].values())
-
-
-@pytest.mark.slow
-def test_compiled_init_needs_the_sharded_state_and_four_shards():
-    rules = kd.LayoutMap(kd.DeviceMesh("data=1,model=8"))
-    rules["w.*"] = (None, "model")
-
-    def init(key):
-        names = [f"w{i}" for i in range(16)]
-        keys = jax.random.split(key, 16)
-        return {n: jax.nn.initializers.lecun_normal()(k, (1024, 2048)) for n, k in zip(names, keys, strict=True)}
-
-    plan = kd.ModelParallel(rules).plan(jax.eval_shape(init, jax.random.key(0)))
-    programs = plan.compile_init(init, jax.random.key(0)).programs
-    analyses = [program.memory_analysis() for program in programs]
-    largest_shard = 1024 * 2048 * 4 // 8
-    assert sum(a.output_size_in_bytes for a in analyses) == pytest.approx(plan.nbytes_per_device, rel=0.01)
-    most = plan.nbytes_per_device + 4 * largest_shard
-    assert sum(a.output_size_in_bytes for a in analyses) + max(a.temp_size_in_bytes for a in analyses) <= most
-    whole = plan.nbytes // 16
-    assert max(a.temp_size_in_bytes for a in analyses) < whole
-
-
-def test_birth_gives_the_values_of_an_unsharded_birth():
-    rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
-    rules["kernel"] = ("data", "model")
-
-    def init(key):
-        return {"kernel": jax.random.normal(key, (64, 32)), "bias": jnp.ones(32)}
-
-    key = jax.random.key(3)
-    sharded = kd.ModelParallel(rules).plan(jax.eval_shape(init, key)).init(init, key)
-    assert sharded["kernel"].sharding.shard_shape((64, 32)) == (32, 8)
-    np.testing.assert_array_equal(sharded["kernel"], jax.jit(init)(key)["kernel"])

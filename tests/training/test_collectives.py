@@ -6,7 +6,6 @@ from flax import nnx
 
 import keras_dist as kd
 from tests import layouts
-from tests.soak import ROUNDS, crossed
 from tests.training.collectives import collectives_in, collectives_of, of_kind
 
 ROWS, WIDTH, HIDDEN = 16, 64, 128
@@ -80,20 +79,10 @@ def test_data_parallel_reduces_all_gradients_at_once():
     )
 
 
-def test_column_and_row_parallel_mlp_reduces_its_activation_once():
-    found = train_step_collectives(megatron("data=1,model=8"), lambda rngs: MLP(rngs, use_bias=False))
-    assert found == [("all-reduce", [(ROWS, WIDTH)])]
-
-
-def test_two_blocks_reduce_twice_forward_and_once_backward():
-    # the input of the first block needs no gradient
-    found = train_step_collectives(megatron("data=1,model=8"), TwoBlocks)
-    assert found == [("all-reduce", [(ROWS, WIDTH)])] * 3
-
-
-def test_two_blocks_reduce_twice_backward_when_their_input_needs_a_gradient():
-    found = train_step_collectives(megatron("data=1,model=8"), ScaledTwoBlocks)
-    assert found == [("all-reduce", [(ROWS, WIDTH)])] * 4
+@pytest.mark.parametrize(("factory", "backward"), [(TwoBlocks, 1), (ScaledTwoBlocks, 2)])
+def test_two_blocks_reduce_twice_forward_and_as_often_backward_as_their_inputs_need_gradients(factory, backward):
+    found = train_step_collectives(megatron("data=1,model=8"), factory)
+    assert found == [("all-reduce", [(ROWS, WIDTH)])] * (2 + backward)
 
 
 def test_two_blocks_with_data_parallelism_add_one_gradient_reduction():
@@ -106,21 +95,14 @@ def test_two_blocks_with_data_parallelism_add_one_gradient_reduction():
     assert sorted(shape for shape in gradients[0] if shape) == sorted([(WIDTH, HIDDEN // 4), (HIDDEN // 4, WIDTH)] * 2)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("rows", "mesh"),
-    crossed([ROWS, ROWS - 3], ["data=2,model=4", *["data=1,model=8", "data=4,model=2"] * bool(ROUNDS)]),
-)
-def test_no_step_gathers_a_whole_sharded_weight(rows, mesh):
-    found = train_step_collectives(megatron(mesh), TwoBlocks, X[:rows])
+def test_no_step_on_rows_that_do_not_divide_gathers_a_whole_sharded_weight():
+    found = train_step_collectives(megatron("data=2,model=4"), TwoBlocks, X[:-3])
     gathered = [shape for shapes in of_kind(found, "all-gather") for shape in shapes]
     assert not {(WIDTH, HIDDEN), (HIDDEN, WIDTH)} & set(gathered)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("mesh", ["data=2,model=4", *["data=1,model=8"] * bool(ROUNDS)])
-def test_predict_evaluate_and_fit_gather_no_weights(mesh):
-    rules = kd.LayoutMap(kd.DeviceMesh(mesh))
+def test_predict_evaluate_and_fit_gather_no_weights():
+    rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
     rules[".*kernel"] = (None, "model")
     model = layouts.model_on(kd.ModelParallel(rules, "data"), Head)
     model.compile("sgd", "mse")

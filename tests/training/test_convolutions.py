@@ -11,7 +11,7 @@ import keras_dist as kd
 from keras_dist import layers
 from keras_dist._unstable.xla_workarounds import avoid_slow_convolutions_in_loops
 from tests import layouts
-from tests.soak import LARGE, few
+from tests.soak import LARGE, few, repeated
 
 PARAMS = {"window_strides": (2, 1), "padding": ((1, 0), (2, 1)), "lhs_dilation": (1, 2), "rhs_dilation": (2, 1)}
 LHS, RHS, OUT = ["NHWC", "NCHW", "CHWN", "HNCW"], ["HWIO", "OIHW", "IHWO"], ["NHWC", "WNCH"]
@@ -25,7 +25,7 @@ def shaped(form: str, **sizes: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.soak
+@repeated
 @pytest.mark.parametrize(("lhs", "rhs", "out", "groups"), FORMS)
 def test_wherever_the_dims_are_the_values_are_those_of_jax(lhs, rhs, out, groups):
     a, b = shaped(lhs, N=3, H=7, W=6, C=4), shaped(rhs, H=3, W=2, I=4 // groups, O=6)

@@ -69,13 +69,6 @@ class TestMistakes:
             time.sleep(0.05)
         assert threading.active_count() <= before
 
-    def test_batches_that_change(self, model):
-        for other in ((X.astype("f8"), Y), (X[:, None], Y), ({"a": X}, Y), (X, Y, W)):
-            with pytest.raises(DataError, match="a batch differs from the first") as caught:
-                model.fit(iter([(X, Y), other]), verbose=0)
-            assert "in batch 1 of <list_iterator" in caught.value.__notes__[0]
-        model.fit(X, Y, verbose=0)
-
     def test_targets_are_missing(self, model):
         for data in (iter([X]), Batches(X, 8), Examples(X)):
             with pytest.raises(DataError, match="y is missing"):
@@ -124,9 +117,8 @@ class TestMistakes:
         assert history.epoch == [0] and int(model.optimizer.iterations) == len(cut((X, Y), 8))
 
     @pytest.mark.first_cases(1)
-    @pytest.mark.parametrize("count", [1, 2, 3, 5])
-    @pytest.mark.parametrize("kind", [list, tuple])
-    def test_a_list_of_batches_is_told_from_x_and_y(self, count, kind):
+    @pytest.mark.parametrize(("kind", "count"), [(list, 1), (tuple, 2), (list, 3)])
+    def test_a_list_of_batches_is_told_from_x_and_y(self, kind, count):
         model = kd.Sequential([kd.Input(X.shape[1:]), kd.layers.Dense(Y.shape[-1] if Y.ndim > 1 else 3)])
         model.compile("sgd", "mse" if Y.ndim > 1 else "sparse_categorical_crossentropy")
         batches = kind([(X[:8], Y[:8])] * count)
@@ -152,6 +144,9 @@ class TestMistakes:
         for options in ({"y": Y}, {"sample_weight": W}, {"validation_split": 0.5}):
             with pytest.raises(DataError, match=f"`{next(iter(options))}`"):
                 model.fit(Batches((X, Y), 8), verbose=0, **options)
+        for options in ({"validation_split": 0.5}, {"class_weight": {0: 2.0}}):
+            with pytest.raises(DataError, match=f"`{next(iter(options))}` is for arrays"):
+                model.fit(Examples((X, Y)), verbose=0, **options)
         for x, options in ((Batches((X, Y), 8), {"batch_size": 8}), (X, {"y": Y, "validation_batch_size": 4})):
             with pytest.warns(UserWarning, match="batch_size` cannot be given beside batches") as caught:
                 model.fit(x, validation_data=Batches((X, Y), 8), verbose=0, **options)

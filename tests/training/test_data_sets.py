@@ -10,29 +10,22 @@ import scipy.sparse
 
 import keras_dist as kd
 from keras_dist.errors import DataError
-from keras_dist.training import executions
 from tests import layouts
 from tests.networks import Plain, TwoInputs
-from tests.soak import LARGE, ROUNDS
+from tests.soak import LARGE, repeated
 from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Endless, Examples, Refilled, TorchLoader, cut
 from tests.training.trained import Trained, W, X, Y, assert_same
 
-MESHES = ["data=4,model=2", *["one device", "data=8,model=1", "data=2,model=4"] * bool(ROUNDS)]
+MESHES = ["data=4,model=2", *["one device", "data=8,model=1", "data=2,model=4"] * LARGE]
 
 
-@pytest.fixture(scope="module", params=MESHES if LARGE else MESHES[:1])
+@pytest.fixture(scope="module", params=MESHES)
 def noisy(request: pytest.FixtureRequest) -> Trained:
     """With Dropout and statistics of batches."""
     return Trained(request.param, steps_per_execution=1)
 
 
-@pytest.fixture(scope="module", params=MESHES if LARGE else MESHES[-1:])
-def in_twos(request: pytest.FixtureRequest) -> Trained:
-    """Two steps in one execution."""
-    return Trained(request.param, steps_per_execution=2)
-
-
-@pytest.mark.soak
+@repeated
 class TestSameNumbers:
     """Bit for bit those of arrays."""
 
@@ -67,20 +60,6 @@ class TestSameNumbers:
             assert noisy.model.evaluate(*source, batch_size=8, verbose=0) == scores
             np.testing.assert_array_equal(noisy.model.predict(source[0], batch_size=8, verbose=0), rows)
 
-    @pytest.mark.slow
-    def test_several_steps_in_one_execution(self, in_twos, monkeypatch):
-        monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)  # programs that gather rows round otherwise
-        trained = in_twos
-        expected = trained.fit(X, Y, batch_size=8, epochs=2)
-        for kind in ("refilled", "torch", "PyDataset with workers"):
-            assert_same(trained.fit(BATCHED[kind]((X, Y), 8), epochs=2), expected)
-        assert_same(trained.fit(Examples((X, Y)), batch_size=8, epochs=2), expected)
-        with pytest.warns(UserWarning, match="an epoch of 5 steps ends after 1"):
-            assert_same(
-                trained.fit(iter(cut((X, Y), 8)), epochs=2, steps_per_epoch=5),
-                trained.fit(TorchLoader((X, Y), 8), epochs=2, steps_per_epoch=5),
-            )
-
     def test_dicts_in_and_out(self):
         def loss(y_true: Any, y_pred: Any) -> Any:
             return kd.losses.MeanSquaredError()(y_true, y_pred["sum"] + y_pred["parts"][0])
@@ -96,7 +75,7 @@ class TestSameNumbers:
             jax.tree.map(np.testing.assert_array_equal, found, rows)
 
 
-@pytest.mark.soak
+@repeated
 class TestUneven:
     """Batches of any lengths give the steps of one device."""
 
@@ -108,17 +87,11 @@ class TestUneven:
         for start, stop in zip(cls.STARTS, cls.STARTS[1:], strict=False):
             yield X[start:stop], Y[start:stop], W[start:stop]
 
-    def test_steps(self, noisy, uneven):
-        self.assert_close(noisy, uneven)
+    def test_steps(self, noisy):
+        uneven = self.results(Trained("one device", steps_per_execution=1))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), self.results(noisy), uneven)
         rows = noisy.model.predict(X[:19], batch_size=8, verbose=0)
         np.testing.assert_allclose(rows, uneven[3][:19], atol=1e-6)
-
-    @pytest.mark.slow
-    def test_several_steps_in_one_execution(self, in_twos, uneven):
-        self.assert_close(in_twos, uneven)
-
-    def assert_close(self, trained: Trained, expected: Any) -> None:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), self.results(trained), expected)
 
     @classmethod
     def results(cls, trained: Trained) -> Any:
@@ -133,11 +106,6 @@ class TestUneven:
         finally:
             model.optimizer.learning_rate = 0.1
         assert loss == pytest.approx(model.evaluate(X[:22], Y[:22], batch_size=8, verbose=0)[0], abs=1e-6)
-
-
-@pytest.fixture(scope="module")
-def uneven() -> Any:
-    return TestUneven.results(Trained("one device", steps_per_execution=1))
 
 
 class Counted:
@@ -188,8 +156,7 @@ class TestSteps:
         model.fit(generator, steps_per_epoch=5, verbose=0, callbacks=[Stop()])
         assert generator.drawn == 2
 
-    @pytest.mark.parametrize("prefetch", [3, 4])
-    def test_prefetching_draws_so_many_more_and_never_beyond_the_last_step(self, prefetch):
+    def test_prefetching_draws_so_many_more_and_never_beyond_the_last_step(self):
         ahead: list[int] = []
         generator = Counted()
 
@@ -197,10 +164,9 @@ class TestSteps:
             def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
                 ahead.append(generator.drawn - batch)
 
-        Trained("one device", Plain, steps_per_execution=1, prefetch=prefetch).model.fit(
-            generator, steps_per_epoch=6, verbose=0, callbacks=[Look()]
-        )
-        assert ahead == [min(prefetch - 1, 6 - batch) for batch in range(6)]
+        model = Trained("one device", Plain, steps_per_execution=1, prefetch=4).model
+        model.fit(generator, steps_per_epoch=6, verbose=0, callbacks=[Look()])
+        assert ahead == [3, 3, 3, 3, 2, 1]
         assert generator.drawn == 6
 
     def test_an_endless_source(self, one_device):
@@ -216,19 +182,6 @@ class TestSteps:
         for method in (one_device.model.evaluate, one_device.model.predict):
             with pytest.raises(DataError, match="`steps` is missing"):
                 method(Endless((X, Y), 8), verbose=0)
-
-    def test_epochs_go_on_where_the_last_has_stopped(self, one_device):
-        def losses(x: Any, y: Any = None, **options: Any) -> Any:
-            with pytest.warns(UserWarning, match="an epoch of 4 steps ends after 2") as caught:
-                found = one_device.fit(x, y, steps_per_epoch=4, epochs=3, **options)
-            assert len(caught) == 1
-            return found
-
-        expected = losses(X, Y, batch_size=8)
-        for kind in BATCHED:
-            if kind not in ONCE:
-                assert_same(losses(BATCHED[kind]((X, Y), 8)), expected)
-        assert_same(losses(Examples((X, Y)), batch_size=8), expected)
 
     @pytest.mark.parametrize(("batches", "epochs", "after"), [(7, 2, [3, 0]), (8, 2, [0]), (3, 1, [3, 0])])
     def test_an_iterator_that_ends_early_ends_the_epoch_with_a_warning(self, model, batches, epochs, after):
@@ -323,8 +276,8 @@ class TestWeights:
         weights = {0: 2.0, 2: 0.5}
         expected = one_device.fit(X, Y, batch_size=8, class_weight=weights)
         assert expected[0] != one_device.fit(X, Y, batch_size=8)[0]
-        for make in BATCHED.values():
-            assert_same(one_device.fit(make((X, Y), 8), class_weight=weights), expected)
+        for kind in ("torch", "PyDataset", "generator"):
+            assert_same(one_device.fit(BATCHED[kind]((X, Y), 8), class_weight=weights), expected)
 
     def test_they_do_not_count_in_validation(self, one_device):
         logs = one_device.fit(Batches((X, Y), 8), class_weight={0: 9.0}, validation_data=Batches((X, Y), 8))[0]
@@ -340,12 +293,11 @@ class TestWeights:
 
 
 class TestValidation:
-    @pytest.mark.parametrize("kind", [*BATCHED, *BY_NUMBER])
-    def test_data_sets(self, one_device, kind):
-        expected = one_device.fit(X, Y, batch_size=8, validation_data=(X[:21], Y[:21]))
+    def test_data_sets(self, one_device):
         arrays = X[:21], Y[:21]
-        data = BATCHED[kind](arrays, 8) if kind in BATCHED else BY_NUMBER[kind](arrays)
-        assert_same(one_device.fit(X, Y, batch_size=8, validation_data=data), expected)
+        expected = one_device.fit(X, Y, batch_size=8, validation_data=arrays)
+        for data in (Refilled(arrays, 8), Batches(arrays, 8), iter(cut(arrays, 8)), Examples(arrays)):
+            assert_same(one_device.fit(X, Y, batch_size=8, validation_data=data), expected)
 
     def still(self, one_device, **options):
         """The losses of evaluations of a model that does not learn."""
@@ -356,17 +308,14 @@ class TestValidation:
         finally:
             model.optimizer.learning_rate = 0.1
 
-    @pytest.mark.parametrize("options", [{}, {"validation_freq": 2}, {"validation_freq": [1, 4]}], ids=str)
-    @pytest.mark.parametrize("kind", ["generator", "iterator", "refilled", "PyDataset", "tf.data", "torch"])
+    @pytest.mark.parametrize(
+        ("kind", "options"),
+        [("generator", {}), ("refilled", {"validation_freq": [1, 4]}), ("PyDataset", {"validation_freq": 2})],
+    )
     def test_every_evaluation_sees_the_same_batches(self, one_device, kind, options):
-        data = {
-            "generator": lambda: (batch for batch in cut((X, Y), 8)),
-            "iterator": lambda: iter(cut((X, Y), 8)),
-            "refilled": lambda: iter(Refilled((X, Y), 8)),
-            "PyDataset": lambda: Batches((X, Y), 8),
-            "torch": lambda: TorchLoader((X, Y), 8),
-            "tf.data": lambda: BATCHED["tf.data"]((X, Y), 8),
-        }[kind]()
+        data = BATCHED[kind]((X, Y), 8)
+        if kind == "refilled":
+            data = iter(data)  # which gives each batch in the same memory, once
         values = self.still(one_device, validation_data=data, validation_steps=2, epochs=4, **options)
         first = one_device.model.evaluate(X[:16], Y[:16], batch_size=8, verbose=0)[0]
         assert values == [first] * (2 if options else 4)

@@ -12,7 +12,7 @@ import keras_dist as kd
 from keras_dist.errors import EquivalenceError, ModelError
 from tests import layouts
 from tests.networks import LOSS, Noisy, Plain, TwoInputs, blobs
-from tests.soak import ROUNDS
+from tests.soak import LARGE, repeated
 
 BATCH = blobs(30)
 
@@ -26,10 +26,10 @@ def current_mesh():
     return current.device_mesh.size
 
 
-@pytest.mark.soak
+@repeated
 def test_an_honest_model_passes_and_the_report_says_how_near():
     kd.set_distribution(kd.DataParallel())
-    names = layouts.ALL if ROUNDS else ["one device", "data=2,model=4"]
+    names = layouts.ALL if LARGE else ["one device", "data=2,model=4"]
     compared = [layouts.on(name) for name in names]
     report = kd.check_equivalence(Noisy, BATCH, LOSS, compared, seed=3)
     assert kd.distribution.distribution() == kd.DataParallel(), "the current one stays"

@@ -14,19 +14,17 @@ from flax import nnx
 import keras_dist as kd
 from keras_dist._unstable import jaxprs
 from keras_dist.data import ArraySource
-from keras_dist.data.batching import Batching
 from keras_dist.training import executions
-from keras_dist.training.executions import ResidentFeed, fits_on_devices
-from keras_dist.training.throughput import StepsTuner
+from keras_dist.training.executions import fits_on_devices
 from tests import layouts
 from tests.networks import Plain, blobs
-from tests.soak import LARGE, ROUNDS, crossed
+from tests.soak import LARGE, crossed
 from tests.sources import cut
 from tests.training.trained import Trained, assert_same
 
 X, Y = blobs(107)  # 13 batches of 8 and one of 3
 OPTIONS: dict[str, Any] = {"batch_size": 8, "epochs": 2, "shuffle": True, "seed": 0}
-MESHES = ["data=4,model=2", *["one device"] * bool(ROUNDS)]
+MESHES = ["data=4,model=2", *["one device"] * LARGE]
 
 
 class Looks(kd.callbacks.Callback):
@@ -93,9 +91,7 @@ def single(request: pytest.FixtureRequest) -> tuple[str, Any]:
 class TestSameNumbers:
     """Bit for bit, with Dropout, BatchNorm, shuffling and a shorter last batch."""
 
-    @pytest.mark.parametrize(
-        ("single", "steps"), crossed(MESHES, [4, *[50] * bool(ROUNDS), *[2, 13] * LARGE]), indirect=["single"]
-    )
+    @pytest.mark.parametrize(("single", "steps"), crossed(MESHES, [4, *[50, 2, 13] * LARGE]), indirect=["single"])
     def test_a_fixed_number_of_steps(self, single, steps, monkeypatch):
         name, expected = single
         trained = Trained(name, optimizer="adam", steps_per_execution=steps)
@@ -259,58 +255,6 @@ class TestResident:
             assert fits_on_devices(source, distribution)
             assert not fits_on_devices(larger, distribution)
             assert fits_on_devices(doubles, distribution)
-
-    def test_rows_of_any_shape_and_dtype_come_as_they_are(self):
-        rng = np.random.default_rng(0)
-        x = {
-            "image": rng.normal(size=(21, 4, 3, 1)),
-            "tokens": np.arange(42).reshape(21, 2),
-            "one": np.ones(21, np.uint8),
-        }
-        y = np.zeros((21, 0, 2), np.float32)
-        feed = ResidentFeed(Batching(ArraySource(x, y), 8), 1, layouts.one_device(), StepsTuner())
-        ((_, found),) = feed.epochs(range(1))
-        for first, execution in zip((0, 8, 16), found, strict=True):
-            zeros = jax.tree.map(lambda leaf, n=execution.rows: jnp.asarray(leaf[:n] * 0), (x, y, None))
-            batch = execution.run(lambda _, arrays: arrays, zeros, execution.operands, layouts.one_device())
-            jax.tree.map(
-                lambda rows, whole, first=first: np.testing.assert_array_equal(
-                    rows, whole[first : first + 8].astype(rows.dtype)
-                ),
-                batch,
-                (x, y, None),
-            )
-
-    def test_a_fixed_number_of_steps_is_one_scan(self, monkeypatch):
-        lengths = set()
-
-        def scan(body: Any, init: Any, xs: Any, *args: Any, scan: Any = jax.lax.scan, **options: Any) -> Any:
-            lengths.add(len(jax.tree.leaves(xs)[0]))
-            return scan(body, init, xs, *args, **options)
-
-        monkeypatch.setattr(jax.lax, "scan", scan)
-        trained = Trained("one device", Plain, steps_per_execution=5)
-        for resident in (executions.RESIDENT_BYTES, 0):
-            monkeypatch.setattr(executions, "RESIDENT_BYTES", resident)
-            lengths.clear()
-            trained.fit(X[:40], Y[:40], batch_size=8)
-            assert lengths == {5}
-        more_than_an_epoch = Trained("one device", Plain, steps_per_execution=50)
-        more_than_an_epoch.fit(X[:40], Y[:40], batch_size=8)
-        assert int(more_than_an_epoch.model.state.step) == lengths.pop() == 5
-
-    @pytest.mark.parametrize("offset", range(4))
-    def test_what_is_written_to_an_array_afterwards_does_not_count(self, auto, offset):
-        buffer = np.zeros(X.size + 16, np.float32)
-        x = buffer[offset : offset + X.size].reshape(X.shape)  # XLA can use some of these as they are
-        x[:] = X
-
-        class Overwrite(kd.callbacks.Callback):
-            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                x[:] = X * (epoch + 1)
-
-        expected = auto.trained.fit(X, Y, **OPTIONS)
-        assert_same(auto.trained.fit(x, Y, **OPTIONS, callbacks=[Overwrite()]), expected)
 
 
 def compiled_together(monkeypatch: Any) -> list[int]:

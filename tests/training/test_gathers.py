@@ -118,12 +118,11 @@ USES = [scanned, scanned_again, unrolled, unrolled_again, tied, reshaped, penalt
 USES += [along_the_loop]
 
 
-def step(function, gathers=True):
+def step(function):
     """The gradients of the mean of squares of what a function of weights gives, jitted."""
 
     def loss(w, x):
-        said = with_gathers(lambda w: function(w, x), plan(), sorted(SHAPES), (w,)) if gathers else function(w, x)
-        return jnp.mean(said**2)
+        return jnp.mean(with_gathers(lambda w: function(w, x), plan(), sorted(SHAPES), (w,)) ** 2)
 
     def gradients(w, x):
         return jax.tree.map(jax.lax.with_sharding_constraint, jax.grad(loss)(w, x), plan().shardings)
@@ -133,9 +132,14 @@ def step(function, gathers=True):
 
 
 @functools.cache
-def lowered(function, gathers=True):
+def lowered(function):
     with jax.set_mesh(plan().mesh.backend_mesh):
-        return step(function, gathers).lower(weights(), X)
+        return step(function).lower(weights(), X)
+
+
+@functools.cache
+def compiled(function):
+    return lowered(function).compile()
 
 
 def gathered(function):
@@ -147,7 +151,7 @@ def gathered(function):
 @pytest.mark.first_cases(2)
 @pytest.mark.parametrize("function", USES)
 def test_the_gradients_stay_the_same_and_sharded(function):
-    found = lowered(function).compile()(weights(), X)
+    found = compiled(function)(weights(), X)
     with jax.set_mesh(plan().mesh.backend_mesh):
         expected = jax.jit(jax.grad(lambda w: jnp.mean(function(w, X) ** 2)))(jax.device_get(weights()))
     for name, gradient in found.items():
@@ -175,7 +179,7 @@ def test_what_is_gathered_how_often(function):
 
 @pytest.mark.parametrize("function", [scanned, scanned_again, unrolled, unrolled_again, tied, reshaped, along_the_loop])
 def test_xla_moves_as_much(function):
-    assert propagate(lowered(function)).nbytes_by_axes() == nbytes_by_axes(lowered(function).compile(), MESH)
+    assert propagate(lowered(function)).nbytes_by_axes() == nbytes_by_axes(compiled(function), MESH)
 
 
 @pytest.mark.parametrize("function", [scanned, scanned_again])

@@ -19,15 +19,6 @@ class Dropping(nnx.Module):
         return self.drop(self.dense(x))
 
 
-def test_streams_of_a_factory_draw_the_keys_of_flax() -> None:
-    graph, init = trace_factory(Dropping, None)
-    made, theirs = nnx.merge(graph.graphdef, jax.jit(init)(np.uint32(7))), Dropping(nnx.Rngs(7))
-    for _ in range(2):
-        np.testing.assert_array_equal(made(jnp.ones((2, 4))), theirs(jnp.ones((2, 4))))
-    counts = [state for _, state in nnx.to_flat_state(nnx.state(made, nnx.RngCount))]
-    assert [int(count[...]) for count in counts] == [2]
-
-
 def test_counts_are_replaced_without_asking_for_shardings(monkeypatch: pytest.MonkeyPatch) -> None:
     # `count[...] = value` asks; the answer for a traced value is an error as long as the trace
     options: list[dict[str, Any]] = []

@@ -13,12 +13,12 @@ import keras_dist as kd
 from keras_dist import metrics
 from keras_dist._support.stateless_scope import StatelessScope
 from tests import layouts
-from tests.networks import FEATURES, blobs
-from tests.soak import LARGE, ROUNDS
+from tests.networks import blobs
+from tests.soak import LARGE, repeated
 
-MESHES = ["data=2,model=4", *["one device", "data=8,model=1"] * bool(ROUNDS)]
+MESHES = ["data=2,model=4", *["one device", "data=8,model=1"] * LARGE]
 ROWS = 43
-X, Y = blobs(ROWS)
+_, Y = blobs(ROWS)
 ONE_HOT = np.eye(4, dtype="f4")[Y]
 P = np.random.default_rng(2).dirichlet(np.ones(4), ROWS).astype("f4")
 WEIGHT = np.random.default_rng(1).uniform(0, 2, ROWS).astype("f4")
@@ -53,19 +53,9 @@ class Range(metrics.Metric):
 
 
 def made() -> list[metrics.Metric]:
-    """One of each kind of state; in `make soak` others of a kind, too."""
-    more = [
-        metrics.TopKCategoricalAccuracy(2),
-        metrics.AUC(curve="PR", multi_label=True, num_thresholds=20, name="pr"),
-        metrics.Recall(class_id=1),
-        metrics.F1Score("macro"),
-        metrics.SensitivityAtSpecificity(0.5, 30),
-        metrics.RootMeanSquaredError(),
-        metrics.CategoricalCrossentropy(),
-    ]
+    """One of each kind of state."""
     return [
         metrics.CategoricalAccuracy(),
-        *more * bool(ROUNDS),
         metrics.AUC(num_thresholds=20),
         metrics.Precision(thresholds=[0.2, 0.5]),
         metrics.F1Score(threshold=0.3, name="f1"),
@@ -108,8 +98,8 @@ def close(found: dict[str, Any], expected: dict[str, Any]) -> None:
         np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("name", MESHES if LARGE else MESHES[:1])
+@repeated
+@pytest.mark.parametrize("name", MESHES)
 def test_metrics_of_fit_and_evaluate_are_those_of_all_rows(name):
     model = compiled(name)
     found = model.evaluate(P, ONE_HOT, batch_size=16, verbose=0, return_dict=True)  # the last batch has 11 rows
@@ -126,7 +116,7 @@ def test_metrics_of_fit_and_evaluate_are_those_of_all_rows(name):
     close(model.test_on_batch(P[:11], ONE_HOT[:11], return_dict=True), whole(11))
 
 
-@pytest.mark.soak
+@repeated
 @pytest.mark.parametrize("name", MESHES)
 def test_weighted_metrics_see_weights_and_others_do_not(name):
     model = layouts.model_on(name, Echo, {})
@@ -137,42 +127,6 @@ def test_weighted_metrics_see_weights_and_others_do_not(name):
     assert found["weighted_mae"] == pytest.approx(np.average(errors, weights=WEIGHT), rel=1e-5)
     weights = WEIGHT[:, None] * (P > 0.5)
     assert found["precision"] == pytest.approx(np.sum(weights * ONE_HOT) / np.sum(weights), rel=1e-5)
-
-
-class TwoHeads(nnx.Module):
-    def __init__(self, rngs):
-        self.body = nnx.Linear(FEATURES, 8, rngs=rngs)
-        self.kind = nnx.Linear(8, 4, rngs=rngs)
-        self.size = nnx.Linear(8, 1, rngs=rngs)
-
-    def __call__(self, x):
-        h = nnx.tanh(self.body(x))
-        return {"size": self.size(h), "kind": self.kind(h)}
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-@pytest.mark.parametrize("name", MESHES if LARGE else MESHES[-1:])
-def test_several_outputs_are_trained_and_logged_alike_on_every_mesh(name):
-    size = X.sum(-1)
-    model = layouts.model_on(name, TwoHeads, {".*/kernel": (None, None)})
-    model.compile(
-        "adam",
-        loss={"kind": kd.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"},
-        loss_weights={"kind": 1.0, "size": 0.1},
-        metrics={"kind": ["accuracy"], "size": ["mae"]},
-    )
-    model.optimizer.learning_rate = 0.02
-    y = {"kind": Y, "size": size}
-    history = model.fit(X, y, batch_size=16, epochs=8, shuffle=False, validation_data=(X, y), verbose=0).history
-    assert list(history)[:5] == ["loss", "kind_loss", "size_loss", "kind_accuracy", "size_mae"]
-    assert history["size_mae"][-1] < 0.7 * history["size_mae"][0]
-    np.testing.assert_allclose(
-        history["loss"], np.add(history["kind_loss"], 0.1 * np.array(history["size_loss"])), rtol=1e-5
-    )
-    found = model.predict(X, verbose=0)
-    assert history["val_kind_accuracy"][-1] == pytest.approx(np.mean(found["kind"].argmax(-1) == Y))
-    assert history["val_size_mae"][-1] == pytest.approx(np.abs(found["size"][:, 0] - size).mean(), rel=1e-5)
 
 
 def test_one_metric_may_serve_two_models_and_tells_of_the_last_run():

@@ -1,6 +1,5 @@
 """Any optax transformation trains, and takes the steps of a loop written by hand."""
 
-import functools
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ from flax import nnx
 import keras_dist as kd
 from tests import by_hand, layouts
 from tests.networks import Noisy, Plain, blobs
-from tests.soak import LARGE, ROUNDS
+from tests.soak import repeated
 
 X, Y = blobs(96)
 
@@ -26,29 +25,22 @@ def kernels(params):
 
 
 CHAINS = {
-    "adam": lambda: optax.adam(0.01),
     "adamw with a schedule": lambda: optax.adamw(optax.cosine_decay_schedule(0.01, 6), weight_decay=0.1),
     "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.5, momentum=0.9, nesterov=True)),
     "multi_transform": lambda: optax.multi_transform({"d1": optax.adam(0.01), "d2": optax.sgd(0.1)}, by_layer),
-    "frozen part": lambda: optax.multi_transform({"d1": optax.set_to_zero(), "d2": optax.sgd(0.1)}, by_layer),
     "masked": lambda: optax.chain(optax.masked(optax.add_decayed_weights(0.1), kernels), optax.sgd(0.1)),
     "adafactor": lambda: optax.adafactor(0.05, min_dim_size_to_factor=4),
     "MultiSteps": lambda: optax.MultiSteps(optax.adam(0.01), every_k_schedule=2),
     "inject_hyperparams": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=0.01),
-    "ema": lambda: optax.chain(optax.adam(0.01), optax.ema(0.9)),
     "noise": lambda: optax.chain(optax.add_noise(0.01, 0.55, jax.random.key(3)), optax.sgd(0.05)),
     "lbfgs": lambda: optax.lbfgs(),
-    "polyak": lambda: optax.polyak_sgd(max_learning_rate=0.1),
     "plateau": lambda: optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1)),
 }
 
 
 FULLY = "clipped", "adafactor", "MultiSteps"
-ONLY_IN_SOAK = "adam", "frozen part", "ema", "polyak"
-"""Others among them have slots, labels and arguments of the same kind."""
 
 
-@functools.cache
 def expected(name):
     module = Plain(nnx.Rngs(4))
     transformation = CHAINS[name]()
@@ -69,19 +61,12 @@ class Losses(kd.callbacks.Callback):
         self.totals.append(logs["loss"] * (batch + 1))
 
 
-CHOSEN = ONLY_IN_SOAK if ROUNDS else [name for name in CHAINS if name not in FULLY + ONLY_IN_SOAK]
-RUNS = [
-    *((name, "data=2,model=4") for name in CHAINS if LARGE or name in CHOSEN),
-    *((name, "fully data=8") for name in FULLY),
-]
-
-
 @pytest.mark.first_cases(1)
-@pytest.mark.soak
-@pytest.mark.parametrize(("name", "layout"), RUNS)
-def test_fit_takes_the_steps_of_a_loop_by_hand(name, layout):
+@repeated
+@pytest.mark.parametrize("name", CHAINS)
+def test_fit_takes_the_steps_of_a_loop_by_hand(name):
     losses, values = expected(name)
-    model = layouts.plain_on(layout, seed=4)
+    model = layouts.plain_on("fully data=8" if name in FULLY else "data=2,model=4", seed=4)
     model.compile(CHAINS[name](), loss=by_hand.cross_entropy)
     recorded = Losses()
     model.fit(X, Y, batch_size=32, shuffle=False, verbose=0, callbacks=[recorded])

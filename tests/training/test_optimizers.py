@@ -12,7 +12,7 @@ from keras_dist import optimizers
 from keras_dist.errors import ModelError
 from tests import by_hand, layouts
 from tests.networks import blobs
-from tests.soak import LARGE
+from tests.soak import LARGE, repeated
 
 X, Y = blobs(96)
 EVERYTHING: Any = {
@@ -77,7 +77,7 @@ def test_every_slot_lies_as_its_parameter(name: str) -> None:
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.soak
+@repeated
 @pytest.mark.parametrize("name", ["Adafactor", "Muon", *["Adam", "Lamb"] * LARGE])
 def test_the_same_numbers_on_a_mesh(name: str) -> None:
     one, many = (built(SLOTS[name], layout) for layout in ("one device", "data=2,model=4"))
@@ -143,16 +143,3 @@ def test_different_scales_of_one_loss_are_refused() -> None:
     with pytest.raises(ModelError, match="scale one loss by different factors") as caught:
         built(pair)
     assert "d1: loss_scale_factor=2.0" in caught.value.given
-
-
-def test_variables_of_a_model_are_excluded_from_decay() -> None:
-    model = built("sgd", "one device")
-    optimizer = optimizers.SGD(0.5, weight_decay=0.5, clipvalue=1e-9)
-    optimizer.exclude_from_weight_decay(
-        [v for v in model.trainable_variables if v.path.endswith("bias")] + ["d2/kernel"]
-    )
-    before = values(model)
-    model.compile(optimizer, loss=by_hand.cross_entropy)
-    model.train_on_batch(X, Y)
-    expected = {path: value * (0.75 if path == "d1/kernel" else 1.0) for path, value in before.items()}
-    assert_equal(values(model), expected)

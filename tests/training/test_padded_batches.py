@@ -116,27 +116,6 @@ def test_a_loss_that_is_one_number_sees_the_real_rows_alone() -> None:
 
 
 @pytest.mark.slow
-def test_each_step_sees_padding_in_the_module_alone() -> None:
-    seen: dict[str, set[int]] = {"module": set(), "loss": set()}
-
-    class Watching(Attending):
-        def __call__(self, ids: Any) -> Any:
-            seen["module"].add(len(ids))
-            return super().__call__(ids)
-
-    def loss(y_true: Any, y_pred: Any) -> Any:
-        seen["loss"] |= {len(y_true), len(y_pred)}
-        return jnp.mean(y_pred**2, (1, 2))
-
-    model = model_on("data=4,model=2", Watching, loss, uneven="pad")
-    model.fit(X, Y, 16, verbose=0)
-    assert model.predict(X[:7], verbose=0).shape == (7, STEPS, VOCABULARY)
-    assert model(X[:7]).shape == (7, STEPS, VOCABULARY)
-    # one multiple more shows which outputs have rows
-    assert seen == {"module": {16, 20, 8, 12}, "loss": {16, 7}}
-
-
-@pytest.mark.slow
 def test_steps_of_the_users_own_pad_by_stateless_call() -> None:
     def losses(mesh: str | None) -> list[float]:
         def train_step(state: Any, batch: Any, rngs: Any) -> Any:

@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist import errors, layers, optimizers
-from tests.soak import LARGE
+from tests.soak import LARGE, repeated
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(8, 5, 6)).astype("float32")
@@ -62,7 +61,7 @@ def expected(plain: kd.Model) -> list[Any]:
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.soak
+@repeated
 @pytest.mark.parametrize("remat", ["full", "block_.*|dropout|norm|lstm", *["dots_saveable"] * LARGE])
 def test_losses_weights_and_statistics_are_the_same(remat: str, expected: list[Any]) -> None:
     for a, b in zip(numbers(network(remat)), expected, strict=True):
@@ -107,31 +106,6 @@ def test_a_policy_says_what_is_computed_again(program: Any) -> None:
 
 def test_none_has_a_name(program: Any) -> None:
     assert program("none") == program(None)
-
-
-def test_less_is_kept_for_the_way_back() -> None:
-    """What the backward pass takes from the forward pass, beside the weights and the batch."""
-
-    blocks = [kd.Sequential([layers.Dense(6, "tanh"), layers.Activation("gelu")], name=f"d{i}") for i in range(4)]
-    model = kd.Sequential([kd.Input((6,)), *blocks])
-
-    def kept(remat: str | None) -> int:
-        model.compile("sgd", "mse", remat=remat)
-        session: Any = model._with_weights()
-        state, forward = session.cell.state, session.forward
-
-        def loss(trainable: Any) -> Any:
-            batch = X[:, 0], X[:, 1], None
-            return forward.measure(session.choices.objective, state, trainable, batch)[0]["loss"]
-
-        if forward.remat is not None:
-            loss = forward.remat.whole(loss)
-        residuals = jax.eval_shape(lambda trainable: jax.vjp(loss, trainable)[1], state.trainable)
-        return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(residuals))
-
-    everything = kept(None)
-    for remat in ("full", "d.*"):
-        assert kept(remat) < 0.7 * everything, remat
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ class Batches(PyDataset):
 SHARES = """
 expected = results(reference, validation_data=(X, Y), seed=0)
 model = model_on(on(interleaved), 2)
-for distributed in (model, model_on(on(interleaved, 2))):
+for distributed in (model, model_on(on(interleaved, 2)), model_on(kd.FullySharded(kd.DeviceMesh("data=4")))):
     check_same(results(distributed, validation_data=(X, Y), seed=0), expected)
 own = {0: [0, 1, 4, 5], 1: [2, 3, 6, 7]}[process]  # of each 8 rows
 examples = reads(22)

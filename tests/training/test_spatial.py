@@ -3,16 +3,13 @@
 import functools
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 import keras_dist as kd
 from keras_dist import layers
-from keras_dist.distribution import TensorLayout, distribute_tensor
 from tests import layouts
-from tests.soak import ROUNDS, few
+from tests.soak import LARGE, few, repeated
 
 HEIGHT, WIDTH, CHANNELS, ROWS, BATCH = 16, 8, 3, 11, 4
 LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -55,20 +52,6 @@ def network() -> kd.Model:
     )
 
 
-class Foreign(nnx.Module):
-    """Convolutions of Flax: the images have 16, 8, 4 and 2 rows."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        sizes = [(CHANNELS, 2), (4, 2), (4, 2), (4, 1)]
-        self.convolutions = nnx.List([nnx.Conv(size, 4, (3, 3), strides=step, rngs=rngs) for size, step in sizes])
-        self.d1 = nnx.Linear(8, 3, rngs=rngs)
-
-    def __call__(self, x: Any) -> Any:
-        for convolution in self.convolutions:
-            x = jax.nn.tanh(convolution(x))
-        return self.d1(x.reshape(len(x), -1))
-
-
 def compiled(distribution: kd.Distribution, make: Any = network) -> kd.Model:
     with distribution.scope():
         kd.utils.set_random_seed(0)
@@ -109,23 +92,13 @@ def assert_near(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.soak
-@pytest.mark.parametrize("name", few(list(SPLIT) if ROUNDS else list(SPLIT)[:-1], "height and width"))
+@repeated
+@pytest.mark.parametrize("name", few(list(SPLIT)[: None if LARGE else 3], "height and width"))
 def test_images_split_over_devices_train_as_on_one(name):
     assert_near(used(compiled(split_over(name))), one_device())
 
 
-@pytest.mark.slow
-def test_convolutions_of_flax_do_so_too():
-    def trained(distribution):
-        model = compiled(distribution, lambda: kd.Model.from_nnx(Foreign, seed=0))
-        losses = model.fit(X[:8], Y[:8], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history["loss"]
-        return {"losses": losses, **weights_of(model)}
-
-    assert_near(trained(split_over("height and width")), trained(layouts.one_device()))
-
-
-@pytest.mark.parametrize("name", few(["batch alone", *SPLIT] if ROUNDS else ["batch alone", "height and width"]))
+@pytest.mark.parametrize("name", few(["batch alone", *SPLIT] if LARGE else ["batch alone", "height and width"]))
 def test_grouped_convolutions_and_windows_that_overlap_do_so_too(name):
     def trained(distribution):
         model = compiled(
@@ -189,23 +162,13 @@ def test_each_device_computes_its_rows_and_is_given_the_border_of_its_neighbours
     assert f"f32[{BATCH},{HEIGHT},{WIDTH},4]" not in program
 
 
-@pytest.mark.slow
-def test_a_model_is_called_with_images_that_are_split_already():
-    distribution = split_over("height and width")
-    layout = TensorLayout(SPLIT["height and width"][1], distribution.device_mesh)
-    model, single = compiled(distribution), compiled(layouts.one_device())
-    outputs = model(distribute_tensor(X[:BATCH], layout))
-    np.testing.assert_allclose(outputs, single(X[:BATCH]), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("use", ["fit", "evaluate", "predict"])
-def test_a_height_that_the_mesh_does_not_divide_is_refused_with_its_name_and_a_remedy(use):
+def test_a_height_that_the_mesh_does_not_divide_is_refused_with_its_name_and_a_remedy():
     x = np.zeros((BATCH, 30, WIDTH, CHANNELS), "f4")
     model = compiled(
         split_over("height"),
         lambda: kd.Sequential([kd.Input((None, None, CHANNELS)), layers.GlobalAveragePooling2D(), layers.Dense(3)]),
     )
     with pytest.raises(kd.errors.LayoutError, match="cannot shard dim 1 of 'input/x'") as caught:
-        getattr(model, use)(*((x,) if use == "predict" else (x, Y[:BATCH])), verbose=0)
+        model.fit(x, Y[:BATCH], verbose=0)
     assert caught.value.expected == "dim 1 = 30 divisible by axis 'height' = 4"
     assert caught.value.fix == "make the dim 32, or map this path to (None, None, None, None)"

@@ -1,7 +1,6 @@
 """Steps in the form of Keras run in the loop of the built-in ones, with all that belongs to it."""
 
 import functools
-import pathlib
 from typing import Any
 
 import jax
@@ -128,25 +127,6 @@ def test_gradients_that_would_be_scaled_back_for_nothing_are_refused() -> None:
     # the variables of the optimizer are those of the step while it runs; the last step logs
     assert model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history == {"steps": [2.0, 5.0]}
     assert int(model.optimizer.iterations) == 6
-
-
-class Breaks(kd.callbacks.Callback):
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.model.optimizer.iterations == 3:
-            raise RuntimeError("stopped")
-
-
-@pytest.mark.slow
-def test_a_training_that_broke_off_goes_on_inside_its_epoch(tmp_path: pathlib.Path) -> None:
-    def options() -> Any:
-        backup = kd.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=1)
-        return {"compiled": {"steps_per_execution": 1}, "rows": 16, "callbacks": [backup]}
-
-    with pytest.raises(RuntimeError, match="stopped"):
-        trained(Stepped, **{**options(), "callbacks": [*options()["callbacks"], Breaks()]})
-    history, weights = trained(Stepped, **options())[1]
-    expected = built_in(16)
-    assert_same([history["loss"][-1], weights], [expected[0]["loss"][-1], expected[1]])
 
 
 def test_masks_reach_the_loss() -> None:

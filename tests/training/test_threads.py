@@ -1,6 +1,5 @@
 """One training at a time: other threads may look, callbacks may train."""
 
-import pathlib
 import threading
 from typing import Any
 
@@ -74,27 +73,6 @@ def test_a_callback_may_use_its_own_model(model, action):
     assert np.isfinite(nested.result).all()
 
 
-def test_other_threads_read_while_one_trains(model):
-    stop, failures = threading.Event(), []
-
-    def read():
-        while not stop.is_set():
-            try:
-                model.predict(X, verbose=0)
-                model.evaluate(X, Y, verbose=0)
-                assert np.isfinite(model.variables[0].numpy()).all() and int(model.state.step) >= 0
-            except Exception as error:
-                failures.append(error)
-                return
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    model.fit(X, Y, batch_size=4, epochs=20, verbose=0)
-    stop.set()
-    reader.join()
-    assert not failures
-
-
 @pytest.mark.parametrize("method", ["add", "pop"])
 def test_layers_are_not_added_or_removed_while_fit_runs(method):
     model = kd.Sequential([kd.Input((8,)), kd.layers.Dense(3), kd.layers.Dense(3)])
@@ -146,43 +124,6 @@ class TestSaving:
         saving = During(train_and_save)
         model.fit(X, Y, batch_size=8, verbose=0, callbacks=saving)
         assert isinstance(saving.result, ModelError) and "fit is running" in str(saving.result)
-
-    def test_steps_wait_until_the_arrays_are_copied(self, model, manager, monkeypatch):
-        model.train_on_batch(X, Y)
-        cell, begin, was_free = model._with_weights().cell, kd.checkpoint.Snapshot.begin, []
-
-        def begin_and_look(snapshot, *arguments):
-            was_free.append(in_a_thread(lambda: cell.lock.acquire(blocking=False)))
-            return begin(snapshot, *arguments)
-
-        monkeypatch.setattr(kd.checkpoint.Snapshot, "begin", begin_and_look)
-        manager.save()
-        assert was_free == [False]
-        assert in_a_thread(lambda: cell.lock.acquire(blocking=False) and (cell.lock.release() or True))
-
-    def test_states_are_whole_while_another_thread_trains(self, model, manager):
-        stop, failures = threading.Event(), []
-
-        def train():
-            while not stop.is_set():
-                try:
-                    model.train_on_batch(X, Y)
-                except Exception as error:
-                    failures.append(error)
-                    return
-
-        trainer = threading.Thread(target=train)
-        trainer.start()
-        try:
-            for _ in range(8):
-                manager.save()
-        finally:
-            stop.set()
-            trainer.join()
-        assert not failures
-        for path in manager.checkpoints:
-            stored = kd.checkpoint.Stored(pathlib.Path(path))
-            assert int(stored.arrays_below("step")[""]) == stored.step
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
-from keras_dist.training import TrainState
 from tests import layouts
 from tests.networks import LOSS, Gan, Noisy, Plain, Tied, blobs, values_of
 
@@ -90,11 +89,6 @@ class TestGan:
         assert set(logs) == {"g_loss", "d_loss"}
         assert int(model.state.step) == step + 1
         assert all(not np.array_equal(value, before[path]) for path, value in values_of(model).items())
-        noise = np.random.default_rng(1).normal(size=(48, 3)).astype("f4")
-        distances = [np.abs(model.predict(noise, verbose=0) - 2).mean()]
-        model.fit(self.POINTS, batch_size=25, epochs=20, verbose=0)
-        distances.append(np.abs(model.predict(noise, verbose=0) - 2).mean())
-        assert distances[1] < distances[0]
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +151,6 @@ class TestOwnStep:
         ("train_step", "message"),
         [
             (lambda state, batch, rngs: state, r"did not return \(state, logs\)"),
-            (lambda state, batch, rngs: (None, {}), r"did not return \(state, logs\)"),
             (lambda state, batch, rngs: (state, 1.0), r"did not return \(state, logs\)"),
             (lambda state, batch, rngs: (state.replace(slots={}), {}), "another structure"),
             (
@@ -165,10 +158,9 @@ class TestOwnStep:
                 "shape or dtype of 'trainable/d1/bias'",
             ),
             (lambda state, batch, rngs: (state, {"a": None}), "logs 'a', which is not a scalar"),
-            (lambda state, batch, rngs: (state, {"a": "high"}), "logs 'a', which is not a scalar"),
             (lambda state, batch, rngs: (state, {"a": 1.0, "b": {"a": 2.0}}), "train_step logs a name twice"),
         ],
-        ids=["no logs", "no state", "number", "structure", "dtype", "no scalar", "text", "twice"],
+        ids=["no logs", "number", "structure", "dtype", "no scalar", "twice"],
     )
     def test_a_step_that_returns_something_else_is_refused(self, train_step, message):
         model = built()
@@ -203,19 +195,6 @@ class TestNamedOptimizers:
         model.fit(X, Y, verbose=0)
         changed = {path for path, value in values_of(model).items() if not np.array_equal(value, before[path])}
         assert changed == {"d1/bias", "d1/kernel"}
-
-    def test_two_of_them_are_one_multi_transform(self):
-        labels, found = {"d1": {"kernel": "a", "bias": "a"}, "d2": {"kernel": "s", "bias": "s"}}, []
-        for optimizer in (
-            {"d1": optax.adam(0.01), "d2": optax.sgd(0.1)},
-            optax.multi_transform({"a": optax.adam(0.01), "s": optax.sgd(0.1)}, labels),
-        ):
-            model = built()
-            model.compile(optimizer, loss=LOSS)
-            model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
-            found.append(values_of(model))
-        for path, value in found[1].items():
-            np.testing.assert_allclose(found[0][path], value, atol=1e-6)
 
     @pytest.mark.slow
     def test_one_of_them_may_search_along_a_line(self):
@@ -253,42 +232,7 @@ class TestTrainable:
         assert not any("d1" in row.path for row in model.state_plan.rows if row.role == "slot")
         assert model.layout_plan.row("d1/kernel").axes == (None, "model")
 
-    def test_a_variable_of_another_kind_may_be_trained(self):
-        class Gain(nnx.Variable):
-            pass
-
-        class Net(Plain):
-            def __init__(self, rngs):
-                super().__init__(rngs)
-                self.gain = Gain(jnp.ones(()))
-
-            def __call__(self, x):
-                return self.gain * super().__call__(x)
-
-        model = built(Net, trainable=Gain)
-        model.compile("sgd", loss=LOSS)
-        model.train_on_batch(X, Y)
-        assert [v.path for v in model.trainable_variables] == ["gain"]
-        assert model.trainable_variables[0].numpy() != 1
-
     @pytest.mark.parametrize("rule", ["encoder/kernel", "tied_kernel"])
     def test_a_tied_weight_is_chosen_by_any_of_its_names(self, rule):
         model = kd.Model.from_nnx(Tied, trainable=rule)
         assert len(model.trainable_variables) == 1
-
-
-def test_the_state_is_the_four_parts_and_can_be_carried_elsewhere():
-    model = built(Noisy, "data=4,model=2")
-    model.compile("adam", loss=LOSS)
-    model.fit(X, Y, batch_size=8, verbose=0)
-    state = model.state
-    assert isinstance(state, TrainState)
-    assert set(vars(state)) == {"trainable", "rest", "slots", "step"}
-    assert int(state.step) == 4
-    leaves, treedef = jax.tree.flatten(state)
-    assert len(leaves) == len(model.state_plan.rows)
-    saved = [np.asarray(jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a) for a in leaves]
-    assert all(isinstance(array, np.ndarray) for array in saved)
-    assert treedef == jax.tree.structure(model.state_plan.shardings)
-    placed = model.state_plan.place(state)
-    assert [leaf.sharding for leaf in jax.tree.leaves(placed)] == jax.tree.leaves(model.state_plan.shardings)

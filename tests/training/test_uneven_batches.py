@@ -5,16 +5,14 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
 
-import keras_dist as kd
 from tests import by_hand, layouts
 from tests.networks import FEATURES, LOSS, ForeignNorm, Plain, blobs
-from tests.soak import LARGE, ROUNDS, crossed
+from tests.soak import LARGE, crossed, repeated
 
 WEIGHT = np.random.default_rng(3).uniform(0, 2, 100).astype("f4")
 X, Y = blobs(100)
@@ -51,8 +49,8 @@ def run(name):
 
 
 @pytest.mark.slow
-@pytest.mark.soak
-@pytest.mark.parametrize("name", MESHES if ROUNDS else ["fully data=8"])
+@repeated
+@pytest.mark.parametrize("name", MESHES if LARGE else ["fully data=8"])
 def test_100_rows_in_batches_of_32_give_the_numbers_of_one_device(name):
     expected_history, expected_scores, expected_rows = run("one device")
     history, scores, rows = run(name)
@@ -119,22 +117,6 @@ def test_any_number_of_rows_is_exact(rows, name):
     np.testing.assert_allclose(model.module.d1.kernel[...], module.d1.kernel[...], atol=5e-6)
 
 
-def test_several_outputs_come_back_in_order():
-    class Echo(nnx.Module):
-        def __init__(self, rngs):
-            self.one = nnx.Param(jnp.ones(()))
-
-        def __call__(self, x):
-            return {"row": x, "pair": (x * self.one, x.sum(-1))}
-
-    with kd.DataParallel().scope():
-        model = kd.Model.from_nnx(Echo)
-    x = np.arange(70, dtype="f4").reshape(35, 2)
-    found = model.predict(x, batch_size=16, verbose=0)
-    np.testing.assert_array_equal(found["row"], x)
-    np.testing.assert_array_equal(found["pair"][1], x.sum(-1))
-
-
 class Embedded(nnx.Module):
     """Its gradient is a scatter."""
 
@@ -162,7 +144,7 @@ REPEATING = [("", "data=4,model=2"), ("rows", "data=2,model=4"), ("columns", "da
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.soak
+@repeated
 @pytest.mark.parametrize(
     ("split", "name"), crossed(SPLIT, ["data=4,model=2", "data=2,model=4", "data=8,model=1"]) if LARGE else REPEATING
 )
