@@ -22,11 +22,11 @@ def crossed(*choices: Iterable[Any]) -> list[tuple[Any, ...]]:
     return [tuple(one[index % len(one)] for one in lists) for index in range(max(map(len, lists)))]
 
 
-def some(cases: Iterable[Any]) -> list[Any]:
-    """Those of `cases`, all of which `make test-all` tries, too: in a single round every fourth."""
-    return [*cases][:: 4 if ROUNDS == 1 else 1]
-
-
 def few(cases: Iterable[Any], *kept: Any) -> list[Any]:
     """The parameters of a test, of which `make test` takes those in `kept` alone."""
     return [case if case in kept else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
+def soak_if_large(test: Any) -> Any:
+    """Mark a test that `make soak` runs, too, but no single round: `make test-all`, before it, has done the same."""
+    return test if ROUNDS == 1 else pytest.mark.soak(test)
