@@ -41,14 +41,6 @@ def test_the_history_of_fit(path):
     assert found == [[str(epoch), *(repr(history[name][epoch]) for name in header[1:])] for epoch in range(2)]
 
 
-def test_appending(path):
-    logger = CSVLogger(path, append=True)
-    write(logger, {"loss": 1.0, "val_loss": 2.0})
-    write(logger, {"loss": 0.5, "val_loss": 1.0}, first=1)
-    write(CSVLogger(str(path), append=True), {"loss": 0.25, "val_loss": 0.5}, first=2)
-    assert rows(path) == [["epoch", "loss", "val_loss"], ["0", "1.0", "2.0"], ["1", "0.5", "1.0"], ["2", "0.25", "0.5"]]
-
-
 def test_each_row_is_there_at_once(path):
     logger = CSVLogger(path)
     logger.on_train_begin()

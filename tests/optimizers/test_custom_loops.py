@@ -75,14 +75,6 @@ class TestVariables:
 class TestStatelessApply:
     """One step on lists of arrays."""
 
-    def test_rules_match_the_paths_of_variables(self) -> None:
-        optimizer = SGD(0.5, weight_decay=0.5)
-        optimizer.exclude_from_weight_decay(var_names=["bias"])
-        variables = [kd.Variable(ONES, name=name) for name in ("kernel", "bias")]
-        built(optimizer, *variables)
-        new, _ = optimizer.stateless_apply(optimizer.variables, [0 * ONES, 0 * ONES], [ONES, ONES])
-        np.testing.assert_allclose(new, [[0.75, 0.75], [1.0, 1.0]])
-
     def test_keeps_its_scale_of_the_loss(self) -> None:
         optimizer = LossScaleOptimizer(SGD(0.5), initial_scale=8.0)
         with pytest.raises(ModelError, match="needs variables"):

@@ -154,17 +154,6 @@ class TestOrder:
         zeros = jax.tree.map(jnp.zeros_like, GRADS)
         assert_equal(optimizer.update(zeros, optimizer.init(PARAMS), PARAMS)[0], zeros)
 
-    def test_training_ends_with_the_average(self) -> None:
-        optimizer, params = make("SGD", 1.0, use_ema=True, ema_momentum=0.75), PARAMS
-        state = optimizer.init(PARAMS)
-        history = []
-        for _ in range(2):
-            updates, state = optimizer.update(GRADS, state, params)
-            params = optax.apply_updates(params, updates)
-            history.append(params)
-        expected = jax.tree.map(lambda first, second: 0.75 * first + 0.25 * second, *history)
-        assert_equal(optimizer.finalize(state, params), expected)
-
     def test_without_steps_or_an_average_it_ends_with_the_weights(self) -> None:
         optimizer = make("SGD", use_ema=True)
         assert_equal(optimizer.finalize(optimizer.init(PARAMS), PARAMS), PARAMS)
