@@ -35,3 +35,8 @@ def some(cases: Iterable[Any]) -> list[Any]:
 def few(cases: Iterable[Any], *kept: Any) -> list[Any]:
     """The parameters of a test, of which `make test` takes those in `kept` alone."""
     return [case if case in kept else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
+def soak_if_large(test: Any) -> Any:
+    """Mark a test that `make soak` runs, too, but no single round: `make test-all`, before it, has done the same."""
+    return test if ROUNDS == 1 else pytest.mark.soak(test)

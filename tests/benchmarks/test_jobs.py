@@ -34,12 +34,8 @@ def test_a_process_that_fails_ends_the_job_with_its_errors(index):
         measure.in_job([sys.executable, "-c", program], 2)
 
 
-@pytest.mark.parametrize("who", ["fit", "by hand"])
-def test_a_job_tells_how_long_a_step_takes(who):
-    if who == "fit":
-        command = measure.measuring("benchmarks.bench_jobs", **SIZES)
-    else:
-        command = [sys.executable, "benchmarks/process_loop.py", *map(str, SIZES.values())]
+def test_a_job_tells_how_long_a_step_takes():
+    command = measure.measuring("benchmarks.bench_jobs", **SIZES)
     env = processes.environment(1)
     configs = measure.places_in_job(bench_jobs.PROCESSES)
     job = [forks.Python(*command[1:], env=env | {"TF_CONFIG": config}, cwd=measure.ROOT) for config in configs]

@@ -204,19 +204,7 @@ def test_it_looks_at_each_batch_only_to_count_them():
     assert not BackupAndRestore("backup", datetime.timedelta(minutes=10)).sees_every_batch("train")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"backup_dir": ""},
-        {"backup_dir": 3},
-        {"save_freq": "batch"},
-        {"save_freq": 0},
-        {"save_freq": True},
-        {"save_freq": 1.5},
-        {"save_freq": datetime.timedelta(0)},
-        {"save_freq": datetime.timedelta(seconds=-1)},
-    ],
-)
+@pytest.mark.parametrize("arguments", [{"backup_dir": ""}, {"backup_dir": 3}, {"save_freq": "batch"}, {"save_freq": 0}])
 def test_arguments_that_cannot_be_used(arguments):
     name, value = next(iter(arguments.items()))
     with pytest.raises(ModelError, match=f"`{name}`") as error:

@@ -66,29 +66,6 @@ def test_the_hooks_of_fit_in_order(model):
     assert recorder.calls == [*expected, ("on_train_end", NAMES + VAL_NAMES), ("on_train_exit", None)]
 
 
-def test_the_hooks_of_evaluate_and_predict_in_order(model):
-    recorder = Recorder()
-    model.evaluate(X, Y, batch_size=16, verbose=0, callbacks=recorder)
-    assert recorder.calls == [("on_test_begin", []), *batches("test", 2), ("on_test_end", NAMES)]
-    recorder.calls.clear()
-    model.predict(X, batch_size=16, verbose=0, callbacks=[recorder])
-    assert recorder.calls == [("on_predict_begin", []), *batches("predict", 2), ("on_predict_end", [])]
-
-
-def test_several_callbacks_are_called_in_the_order_given(model):
-    calls = []
-    model.fit(X, Y, verbose=0, callbacks=[Recorder(calls, "first "), Recorder(calls, "second ")])
-    assert [name.split()[0] for name, *_ in calls] == ["first", "second"] * (len(calls) // 2)
-    assert len(calls) == 14
-
-
-def test_they_get_the_model_and_the_parameters_of_the_call(model):
-    callback = Callback()
-    model.fit(X, Y, batch_size=10, epochs=3, verbose=0, callbacks=[callback])
-    assert callback.model is model
-    assert callback.params == {"epochs": 3, "steps": 3, "verbose": 0}
-
-
 def test_any_iterable_of_callbacks_or_one_alone(model):
     for wrap in (lambda one: one, lambda one: (one,), lambda one: iter([one])):
         recorder = Recorder()
@@ -154,11 +131,6 @@ class TestLogs:
         assert [kept[2]["loss"], kept[5]["loss"]] == history["loss"]
         assert [kept[2]["accuracy"], kept[5]["accuracy"]] == history["accuracy"]
 
-    def test_the_means_of_an_epoch_weigh_rows_alike(self, model):
-        model.optimizer.learning_rate = 0.0
-        (loss,) = model.fit(X, Y, batch_size=5, verbose=0).history["loss"]
-        assert loss == pytest.approx(model.evaluate(X, Y, batch_size=24, verbose=0)[0], abs=1e-6)
-
 
 def test_what_is_added_to_the_logs_of_an_epoch_reaches_later_callbacks_and_the_history(model):
     class Adds(Callback):
@@ -174,27 +146,6 @@ def test_what_is_added_to_the_logs_of_an_epoch_reaches_later_callbacks_and_the_h
     names = {name: logs for name, *_, logs in calls}
     assert names["before on_epoch_end"] == NAMES
     assert names["after on_epoch_end"] == names["after on_train_end"] == [*NAMES, "extra"]
-
-
-def test_variables_have_their_current_values_between_steps(model):
-    class Read(Callback):
-        def on_train_batch_begin(self, batch, logs: Any = None):
-            before.append(self.model.get_weights())
-
-        def on_train_batch_end(self, batch, logs: Any = None):
-            after.append(self.model.get_weights())
-
-    before, after = [], []
-    start = model.get_weights()
-    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0, callbacks=[Read()])
-    model.set_weights(start)
-    for batch in range(3):
-        rows = slice(8 * batch, 8 * batch + 8)
-        for values in (before, after):
-            for mine, theirs in zip(values[batch], model.get_weights(), strict=True):
-                np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
-            if values is before:
-                model.train_on_batch(X[rows], Y[rows])
 
 
 def test_an_exception_in_a_callback_leaves_the_model_usable(model):
@@ -235,12 +186,6 @@ class TestCallbackList:
             return
         getattr(callbacks, hook)(*args)
         assert calls == [(name + hook, *args[:-1], ["loss"]) for name in ("first ", "second ")]
-
-    def test_older_names_are_called_with_the_newer(self):
-        calls = []
-        old = type("Old", (Callback,), {"on_batch_end": lambda self, batch, logs=None: calls.append((batch, logs))})
-        CallbackList([old()]).on_train_batch_end(2, {"loss": 1.0})
-        assert calls == [(2, {"loss": 1.0})]
 
     def test_one_more(self):
         calls: list[Any] = []

@@ -3,7 +3,6 @@
 import csv
 
 import jax
-import numpy as np
 import pytest
 
 import keras_dist as kd
@@ -40,29 +39,6 @@ def test_the_history_of_fit(path):
     header, *found = rows(path)
     assert header == ["epoch", "accuracy", "loss", "val_accuracy", "val_loss"]
     assert found == [[str(epoch), *(repr(history[name][epoch]) for name in header[1:])] for epoch in range(2)]
-
-
-def test_columns_for_validation_are_there_from_the_start(path):
-    write(CSVLogger(path), {"loss": 1.0}, {"loss": 0.5, "val_loss": 2.0, "later": 3.0})
-    assert rows(path) == [["epoch", "loss", "val_loss"], ["0", "1.0", "NA"], ["1", "0.5", "2.0"]]
-
-
-def test_another_separator(path):
-    write(CSVLogger(path, separator=";"), {"loss": 1.0, "val_loss": 2.0})
-    assert rows(path, ";") == [["epoch", "loss", "val_loss"], ["0", "1.0", "2.0"]]
-
-
-def test_appending(path):
-    logger = CSVLogger(path, append=True)
-    write(logger, {"loss": 1.0, "val_loss": 2.0})
-    write(logger, {"loss": 0.5, "val_loss": 1.0}, first=1)
-    write(CSVLogger(str(path), append=True), {"loss": 0.25, "val_loss": 0.5}, first=2)
-    assert rows(path) == [["epoch", "loss", "val_loss"], ["0", "1.0", "2.0"], ["1", "0.5", "1.0"], ["2", "0.25", "0.5"]]
-
-
-def test_several_values_in_a_cell(path):
-    write(CSVLogger(path), {"f1": np.array([0.5, 1.0]), "n": np.array(2.0), "val_f1": [1, 2]})
-    assert rows(path)[1] == ["0", '"[0.5, 1.0]"', "2.0", '"[1, 2]"']
 
 
 def test_each_row_is_there_at_once(path):

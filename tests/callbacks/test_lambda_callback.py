@@ -2,10 +2,9 @@
 
 import pytest
 
-import keras_dist as kd
 from keras_dist.callbacks import Callback, LambdaCallback
 from keras_dist.errors import ModelError
-from tests.networks import Plain, blobs
+from tests.networks import blobs
 
 X, Y = blobs(8)
 HOOKS = [name for name in dir(Callback) if name.startswith("on_")]
@@ -21,20 +20,6 @@ def test_every_hook(name):
     expected = ((3,) if name.split("_")[-2] in ("epoch", "batch") else (), {"loss": 1.0})
     repeated = 2 if name in ("on_batch_begin", "on_batch_end") else 1  # `on_train_batch_begin` calls it, too
     assert calls == [(*expected[0], expected[1])] * repeated
-
-
-def test_in_fit():
-    model = kd.Model.from_nnx(Plain, seed=0)
-    model.compile("sgd", loss=kd.losses.SparseCategoricalCrossentropy(from_logits=True))
-    calls = []
-    callback = LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: calls.append(("epoch", epoch)),
-        on_train_batch_end=lambda batch, logs: calls.append(("batch", batch)),
-        on_batch_begin=lambda batch, logs: calls.append(("old name", batch)),
-        on_train_end=None,
-    )
-    model.fit(X, Y, batch_size=4, verbose=0, callbacks=[callback])
-    assert calls == [("epoch", 0), ("old name", 0), ("batch", 0), ("old name", 1), ("batch", 1)]
 
 
 def test_hooks_that_are_none():

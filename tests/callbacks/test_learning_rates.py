@@ -1,7 +1,6 @@
 """`ReduceLROnPlateau` and `LearningRateScheduler`: the rates they set, log and cannot set."""
 
 import copy
-import itertools
 import math
 from typing import Any
 
@@ -71,35 +70,6 @@ class TestReduceLROnPlateau:
         assert reduce.best == 2.0
         assert capsys.readouterr().out.startswith("\nEpoch 4: ReduceLROnPlateau reducing learning rate to 0.5.\n")
 
-    def test_what_is_trained_afterwards_follows_the_rate(self, model):
-        weights = []
-        keep = kd.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: weights.append(model.get_weights()))
-        reduce = ReduceLROnPlateau(monitor="loss", factor=0.0, patience=1)
-        model.fit(X, Y, epochs=3, verbose=0, callbacks=[Values([1.0, 2.0, 2.0]), reduce, keep])
-        changed = [any((a != b).any() for a, b in zip(*pair, strict=True)) for pair in itertools.pairwise(weights)]
-        assert changed == [True, False]
-
-    def test_cooldown(self, model):
-        reduce = ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, cooldown=2)
-        history = fit(model, reduce, 6, [1.0] * 6)
-        assert history["learning_rate"] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
-
-    def test_the_smallest_rate(self, model):
-        reduce = ReduceLROnPlateau(monitor="loss", factor=0.1, patience=1, min_lr=0.25)
-        assert fit(model, reduce, 4, [1.0] * 4)["learning_rate"] == [1.0, 1.0, 0.25, 0.25]
-
-    def test_auto_asks_the_metric(self):
-        model = kd.Model.from_nnx(Plain, seed=0)
-        model.compile(kd.optimizers.SGD(1.0), loss=LOSS, metrics=["accuracy"])
-        reduce = ReduceLROnPlateau(monitor="accuracy", patience=1)
-        reduce.set_model(model)
-        reduce.on_train_begin()
-        for epoch, accuracy in enumerate([0.1, 0.2, 0.3]):
-            reduce.on_epoch_end(epoch, {"accuracy": accuracy})
-        assert model.optimizer.learning_rate == 1.0
-        reduce.on_epoch_end(3, {"accuracy": 0.1})
-        assert model.optimizer.learning_rate == pytest.approx(0.1)
-
     def test_all_optimizers(self, several, capsys):
         reduce = ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, verbose=1)
         history = fit(several, reduce, 3, [1.0] * 3)
@@ -119,15 +89,7 @@ class TestReduceLROnPlateau:
 
     @pytest.mark.parametrize(
         ("argument", "value"),
-        [
-            ("factor", 1.0),
-            ("factor", -0.5),
-            ("factor", "half"),
-            ("patience", -1),
-            ("cooldown", 0.5),
-            ("min_lr", -1.0),
-            ("min_delta", math.inf),
-        ],
+        [("factor", 1.0), ("patience", -1), ("cooldown", 0.5), ("min_lr", -1.0), ("min_delta", math.inf)],
     )
     def test_arguments_out_of_range(self, argument, value):
         with pytest.raises(ModelError) as error:
@@ -136,10 +98,6 @@ class TestReduceLROnPlateau:
 
 
 class TestLearningRateScheduler:
-    def test_each_epoch_has_the_rate_of_the_schedule(self, model):
-        history = fit(model, LearningRateScheduler(lambda epoch, rate: rate / (epoch + 1)), 3)
-        assert history["learning_rate"] == pytest.approx([1.0, 0.5, 0.5 / 3])
-
     @pytest.mark.parametrize(
         "schedule",
         [

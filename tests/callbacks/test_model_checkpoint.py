@@ -102,23 +102,6 @@ def test_a_path_of_another_kind_is_the_folder_of_the_whole_model(tmp_path):
     assert int(again.snapshot().step) == 6
 
 
-def test_the_latest_and_the_best_are_kept_separately(tmp_path):
-    model = kd.Model.from_nnx(Plain, seed=0)
-    model.compile("sgd", loss=kd.losses.SparseCategoricalCrossentropy(from_logits=True))
-    rates = kd.callbacks.LearningRateScheduler(lambda epoch: [0.1, 1e-4, 50.0][epoch])  # the last one is too much
-    weights = Weights()
-    kept = {
-        "latest": ModelCheckpoint(tmp_path / "latest"),
-        "best": ModelCheckpoint(tmp_path / "best", "val_loss", save_best_only=True),
-    }
-    found = fit(model, rates, weights, *kept.values(), epochs=3, validation_data=(X, Y))["val_loss"]
-    assert found[1] < found[0] and found[1] < found[2]
-    for name, epoch in (("latest", 3), ("best", 2)):
-        other = kd.models.load_model(tmp_path / name, factory=Plain)
-        kernel = next(weight for weight in other.weights if weight.path == "d1/kernel").numpy()
-        np.testing.assert_array_equal(kernel, weights.after[epoch])
-
-
 def test_every_so_many_batches_across_epochs(model, tmp_path):
     weights = Weights()
     checkpoint = ModelCheckpoint(tmp_path / "{epoch}-{batch:02d}-{loss:.1f}.safetensors", save_freq=2)
@@ -233,12 +216,9 @@ def test_a_path_that_cannot_be_filled_in(field):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"filepath": ""}, "`filepath` must be a path"),
         ({"filepath": "model.h5", "save_weights_only": True}, "`filepath` must be .*ends in '.safetensors'"),
         ({"filepath": 3}, "`filepath` must be a path"),
         ({"save_freq": "batch"}, "save_freq"),
-        ({"save_freq": 0}, "save_freq"),
-        ({"save_freq": True}, "save_freq"),
         ({"initial_value_threshold": "low"}, "initial_value_threshold"),
     ],
 )

@@ -7,7 +7,6 @@ import itertools
 import re
 
 import jax
-import numpy as np
 import pytest
 
 from keras_dist.callbacks import LambdaCallback, ProgbarLogger
@@ -82,16 +81,6 @@ class TestProgress:
     def test_no_bar_on_a_terminal_that_is_to_have_lines(self, terminal, verbose, lines):
         self.drive(ProgbarLogger(terminal), range(4), verbose=verbose)
         assert terminal.getvalue().count("\n") == lines and "\x1b" not in terminal.getvalue()
-
-    @pytest.mark.parametrize(("value", "shown"), [(0.5, "0.5000"), (-0.25, "-0.2500"), (1e-5, "1.0000e-05")])
-    def test_digits_as_in_keras(self, value, shown):
-        out = io.StringIO()
-        logger = ProgbarLogger(out)
-        logger.set_params({"epochs": 1, "steps": 1, "verbose": 2})
-        logger.on_epoch_begin(0)
-        logger.on_train_batch_end(0)
-        logger.on_epoch_end(0, {"f1": np.array([value, value])})
-        assert out.getvalue().endswith(f"/step) - f1: {shown}\n")
 
     def shown(self, clock, executions, seconds, before=0, **params):
         """The speed in the line of an epoch that takes these seconds."""

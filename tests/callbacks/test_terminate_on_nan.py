@@ -138,20 +138,3 @@ def test_several_steps_of_one_execution(model, capsys):
     assert capsys.readouterr().out.startswith("Batches 4 to 7: Invalid loss") and model.stop_training
     with pytest.raises(RuntimeError, match=r"at batches 0 to 3\. Loss value: inf"):
         drive(model, (0, 3, math.inf), raise_error=True)
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite(model, loss):
-    drive(model, (0, 0, loss))
-    assert model.stop_training
-
-
-@pytest.mark.parametrize("logs", [None, {}, {"accuracy": math.nan}])
-def test_without_a_loss_it_does_nothing(model, logs):
-    callback = TerminateOnNaN()
-    callback.set_model(model)
-    callback.on_train_begin()
-    callback.on_train_batch_begin(0)
-    callback.on_train_batch_end(0, logs)
-    callback.on_epoch_end(0, logs)
-    assert not model.stop_training

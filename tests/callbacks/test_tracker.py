@@ -70,20 +70,16 @@ def of_epochs(losses):
     return [{"epoch": epoch + 1.0, "loss": loss, "learning_rate": 0.5} for epoch, loss in enumerate(losses)]
 
 
-def test_wandb(monkeypatch, model):
-    (begin, *logs, end), losses = tracked(monkeypatch, model, "wandb", mode="offline")
-    given = {"project": "project", "name": "first", "config": CONFIG | {"layout": LAYOUT}, "mode": "offline"}
+@pytest.mark.parametrize(
+    ("name", "options", "ends"),
+    [("wandb", {"mode": "offline"}, {"exit_code": 0}), ("trackio", {"space_id": "me/space"}, {})],
+)
+def test_wandb_and_trackio(monkeypatch, model, name, options, ends):
+    (begin, *logs, end), losses = tracked(monkeypatch, model, name, **options)
+    given = {"project": "project", "name": "first", "config": CONFIG | {"layout": LAYOUT}} | options
     assert begin == ("init", (), given)
     assert logs == [("log", (each,), {"step": 2 * n}) for n, each in enumerate(of_epochs(losses), 1)]
-    assert end == ("finish", (), {"exit_code": 0})
-
-
-def test_trackio(monkeypatch, model):
-    (begin, *logs, end), losses = tracked(monkeypatch, model, "trackio", space_id="me/space")
-    given = {"project": "project", "name": "first", "config": CONFIG | {"layout": LAYOUT}, "space_id": "me/space"}
-    assert begin == ("init", (), given)
-    assert logs == [("log", (each,), {"step": 2 * n}) for n, each in enumerate(of_epochs(losses), 1)]
-    assert end == ("finish", (), {})
+    assert end == ("finish", (), ends)
 
 
 def test_mlflow(monkeypatch, model):

@@ -89,12 +89,6 @@ def test_they_are_written_once(directory, asynchronous):
     assert names(directory) == ["base_00000001", "step_00000004", "step_00000005"]
 
 
-def test_by_default_each_state_has_all(directory):
-    save(directory, 1, 2, share_frozen=False)
-    assert names(directory) == ["step_00000001", "step_00000002"]
-    assert not Stored(directory / "step_00000001").bases
-
-
 def test_what_has_changed_is_written_anew_and_older_states_keep_theirs(directory):
     held = Frozen()
     save(directory, 1, 2, 3, held=held, change=[3])
@@ -222,6 +216,7 @@ def rewrite(folder, document, content):
         '{"base_00000001": {"variables/a": 3}}',
         '{"base_00000001": {"variables/a": "float32[16384] 0000000000000000"}}',
         '{"base_00000001": {}, "base_00000002": {}}',
+        '{"base_00000001": {"variables/z": "0"}}',
     ],
 )
 def test_a_forged_document_is_an_error_of_ours(directory, content):
@@ -230,13 +225,6 @@ def test_a_forged_document_is_an_error_of_ours(directory, content):
     with pytest.raises(CheckpointError, match="base"):
         Stored(directory / "step_00000001")
     assert not examine(directory).is_good
-
-
-def test_a_name_that_the_state_does_not_have(directory):
-    save(directory, 1)
-    rewrite(directory / "step_00000001", "bases", '{"base_00000001": {"variables/z": "0"}}')
-    with pytest.raises(CheckpointError, match=r"bases\.json .* cannot be read"):
-        Stored(directory / "step_00000001")
 
 
 def test_a_base_that_names_itself(directory):
@@ -385,9 +373,7 @@ def test_the_doctor_reads_states_of_weights_alone(directory):
 
 
 @pytest.mark.first_cases(3)
-@pytest.mark.parametrize(
-    "dtype", ["float32", "bfloat16", "float16", "int8", "uint8", "bool", "int32", "float8_e4m3fn", "int4", "complex64"]
-)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "float8_e4m3fn", "int4"])
 def test_fingerprints_see_each_element_and_no_mesh(dtype):
     values = jnp.asarray(np.random.default_rng(0).integers(0, 2, (8, 6)), dtype)
     expected = fingerprints({"a": values})["a"]

@@ -9,7 +9,6 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, examine
-from keras_dist.checkpoint.doctor import render_diagnosis
 from keras_dist.errors import CheckpointError
 from tests import commands
 from tests.checkpoint.conftest import Held, flip, snapshot_of
@@ -151,23 +150,12 @@ def test_a_lock_of_a_process_that_has_ended_or_is_elsewhere(write, directory):
     assert examine(directory).writer is None
 
 
-def test_models_are_states_too(tmp_path):
-    snapshot_of({"variables/k": KERNEL}, config={}).begin(tmp_path / "digits")()
-    (state,) = examine(tmp_path).states
-    assert (state.name, state.documents, state.epoch) == ("digits", ("config", "model"), None)
-
-
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_keys_have_the_bytes_of_their_data(tmp_path, impl):
     keys = jax.random.split(jax.random.key(0, impl=impl), 3)
     snapshot_of({"variables/k": KERNEL, "training/0": keys}).begin(tmp_path / "digits")()
     (state,) = examine(tmp_path).states
     assert state.arrays[1].nbytes == jax.random.key_data(keys).nbytes
-
-
-@pytest.mark.parametrize("arguments", [[], ["--mesh", "data=2"]], ids=repr)
-def test_wrong_usage_ends_with_2(arguments, capsys):
-    assert commands.run("doctor", *arguments) == 2
 
 
 def test_the_same_as_json(trained, capsys):
@@ -185,11 +173,6 @@ def test_nothing_to_examine_ends_with_2(tmp_path, capsys):
     assert "is a file" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="is not there"):
         examine(tmp_path / "missing")
-
-
-def test_brackets_in_names_are_no_markup(tmp_path):
-    snapshot_of({"variables/k": KERNEL}).begin(tmp_path / "a[b]")()
-    assert "a[b]" in render_diagnosis(examine(tmp_path))
 
 
 def test_changes_nothing(write, directory):

@@ -1,7 +1,6 @@
 """A folder is whole or not there, whatever happens meanwhile."""
 
 import errno
-import fcntl
 import os
 import pathlib
 import shutil
@@ -53,13 +52,6 @@ def test_nothing_is_there_before_commit(place):
     assert names(place.parent) == ["state"]
 
 
-def test_abandon_leaves_nothing(place):
-    draft = put(place, "one")
-    draft.abandon()
-    draft.abandon()
-    assert names(place.parent) == []
-
-
 def test_what_was_there_is_replaced_as_a_whole(place):
     first = put(place, "one")
     (first.folder / "extra").write_text("")
@@ -86,12 +78,6 @@ def test_a_link_points_to_the_new_one(place):
         assert text_of(present(link)) == "three"
 
 
-def test_an_empty_folder_is_replaced(place):
-    place.mkdir()
-    put(place, "one").commit()
-    assert text_of(place) == "one"
-
-
 def test_folders_around_are_made(tmp_path):
     put(tmp_path / "a" / "b" / "state", "one").commit()
     assert text_of(tmp_path / "a" / "b" / "state") == "one"
@@ -108,29 +94,6 @@ def test_what_a_killed_process_of_the_same_number_left_is_not_in_the_way(place):
     with pytest.warns(CheckpointWarning, match="left by a process that was killed; removed"):
         put(place, "two").commit()
     assert text_of(place) == "two"
-    assert names(place.parent) == ["state"]
-
-
-def test_killed_between_the_two_renames(place, monkeypatch):
-    put(place, "one").commit()
-    draft = put(place, "two")
-    rename, renamed = os.rename, []
-
-    def killed(source, target):
-        if renamed:
-            raise Killed  # nor does what would follow run: the way back fails, too
-        renamed.append(source)
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", killed)
-    with pytest.raises(Killed):
-        draft.commit()
-    monkeypatch.undo()
-    assert not place.exists()
-    with pytest.warns(CheckpointWarning) as warned:
-        settled(place)
-    assert sorted("used again" in str(one.message) for one in warned) == [False, True]
-    assert text_of(place) == "one"
     assert names(place.parent) == ["state"]
 
 
@@ -177,16 +140,6 @@ def test_a_failure_between_the_two_renames_is_undone(place, monkeypatch):
     assert text_of(place) == "one"
     draft.abandon()
     assert names(place.parent) == ["state"]
-
-
-def test_what_was_replaced_and_not_removed_goes_later(place):
-    put(place, "one").commit()
-    (place.parent / ".state.replaced-17").mkdir()
-    (place.parent / ".state.draft-17").mkdir()
-    with pytest.warns(CheckpointWarning, match="removed"):
-        settled(place)
-    assert names(place.parent) == ["state"]
-    assert text_of(place) == "one"
 
 
 def test_drafts_of_other_places_are_left_alone(place):
@@ -333,18 +286,6 @@ def test_what_a_process_that_lives_has_replaced_is_not_put_back(place, monkeypat
     assert names(place.parent) == ["state"]
 
 
-def test_what_was_replaced_goes_back_before_a_new_one_is_written(place):
-    put(place, "one").commit()
-    place.rename(place.with_name(".state.replaced-17"))
-    (place.parent / ".state.draft-17").mkdir()
-    with pytest.warns(CheckpointWarning) as warned:
-        draft = put(place, "two")
-    assert sorted("used again" in str(one.message) for one in warned) == [False, True]
-    assert text_of(place) == "one"
-    draft.abandon()
-    assert names(place.parent) == ["state"]
-
-
 def test_what_readers_have_found_beside_its_place_is_not_removed(place):
     put(place, "new").commit()
     place.rename(place.with_name("new"))
@@ -356,21 +297,6 @@ def test_what_readers_have_found_beside_its_place_is_not_removed(place):
         put(place, "newest").abandon()
     assert "it was complete, and is used" in str(warned[1].message)
     assert text_of(place) == "new"
-    assert names(place.parent) == ["state"]
-
-
-def test_where_folders_have_no_locks_those_of_others_are_left_alone(place, monkeypatch):
-    def none(*arguments):
-        raise OSError(errno.EBADF, "Bad file descriptor")
-
-    (place.parent / ".state.draft-17").mkdir()
-    monkeypatch.setattr(fcntl, "flock", none)
-    for text in ("one", "two"):
-        put(place, text).commit()
-        assert text_of(place) == text
-    assert names(place.parent) == [".state.draft-17", "state"]
-    with pytest.warns(CheckpointWarning, match="removed"):
-        settled(place)  # as who has the lock of the directory
     assert names(place.parent) == ["state"]
 
 

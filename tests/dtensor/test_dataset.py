@@ -236,12 +236,3 @@ def test_two_processes(tmp_path, line):
     w = dtensor.DVariable(np.zeros(8, np.float32), layout=Layout(["batch"], line))
     dtensor.DTensorCheckpoint(line, w=w).restore(tmp_path / "saved")  # in one process
     np.testing.assert_array_equal(w, jax.random.normal(jax.random.key(0), (8,)))
-
-
-def test_of_tensorflow_is_iterated_like_any_other(mesh):
-    # a tf.data.Dataset is an iterable of structures of tensors, which numpy reads
-    rows = ({"x": Tensor(x), "y": Tensor(y)} for x, y in examples())
-    layouts = {"x": Layout(["batch", UNSHARDED], mesh), "y": Layout(["batch"], mesh)}
-    batch = next(iter(DTensorDataset(rows, mesh=mesh, layouts=layouts, global_batch_size=4)))
-    assert isinstance(batch["x"], jax.Array)
-    np.testing.assert_array_equal(batch["y"], Y[:4])

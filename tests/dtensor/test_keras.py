@@ -262,10 +262,6 @@ class TestLayoutMap:
 
 
 class TestOptimizers:
-    def test_they_are_ours(self) -> None:
-        for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "RMSprop", "SGD"):
-            assert getattr(dtensor.keras.optimizers, name) is getattr(kd.optimizers, name)
-
     def test_another_mesh_than_the_models_is_an_error(self, nested: kd.Model, mesh: dtensor.Mesh) -> None:
         with pytest.raises(errors.ModelError, match="'sgd' has another mesh than the variables"):
             nested.compile(dtensor.keras.optimizers.SGD(0.1, mesh=mesh), "mse")

@@ -3,14 +3,12 @@
 import pickle
 
 import hypothesis
-import jax
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 import keras_dist as kd
 from keras_dist import dtensor
-from keras_dist.dtensor.layout import is_dtensor, layout_of
 from keras_dist.errors import LayoutError, MeshError
 from tests import strategies
 
@@ -94,16 +92,6 @@ def test_they_count_as_the_classes_of_distribution(mesh):
     assert array.sharding == theirs.backend_layout
     assert dtensor.Layout([("x", "y")], plain).shape == [8]
     assert pickle.loads(pickle.dumps(mesh)).name == "mine"
-
-
-def test_the_layout_of_an_array(mesh):
-    placed = kd.distribution.distribute_tensor(np.zeros((4, 8)), dtensor.Layout(["x", U], mesh))
-    assert layout_of(placed).sharding_specs == ["x", U]
-    assert layout_of(placed).mesh == mesh
-    assert is_dtensor(placed)
-    alone = jax.device_put(np.zeros(3), jax.devices()[2])
-    assert layout_of(alone).mesh.local_devices()[0].endswith("CPU:2")
-    assert not is_dtensor(alone)
 
 
 def test_a_mesh_may_list_its_devices():

@@ -46,7 +46,6 @@ def test_dims_in_any_form(dims):
         ({"mesh_dims": [("a", 2), ("a", 4)]}, MeshError, "'a' appears more than once|twice"),
         ({"mesh_dims": [("a", 2)], "devices": ["CPU:0", "CPU:0"]}, MeshError, "twice|more than once"),
         ({"mesh_dims": "a=8"}, MeshError, "`mesh_dims`"),
-        ({"mesh_dims": [8]}, MeshError, "`mesh_dims`"),
         ({"mesh_dims": [("a", 8)], "devices": "train"}, MeshError, "`devices`"),
         ({"mesh_dims": [("a", 8)], "mesh_name": ["CPU:0"]}, MeshError, "`mesh_name`"),
     ],

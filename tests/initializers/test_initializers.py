@@ -118,10 +118,8 @@ def test_clone_is_a_new_one_with_the_same_arguments() -> None:
     ("make", "error", "words"),
     [
         (lambda: initializers.VarianceScaling(scale=0), ModelError, "`scale` must be a finite number above 0"),
-        (lambda: initializers.VarianceScaling(scale="2"), ModelError, "scale='2'"),
         (lambda: initializers.VarianceScaling(mode="fan_inn"), UnknownNameError, "did you mean 'fan_in'"),
         (lambda: initializers.VarianceScaling(distribution="unifrom"), UnknownNameError, "did you mean 'uniform'"),
-        (lambda: initializers.VarianceScaling(distribution=None), UnknownNameError, "distribution"),
         (lambda: initializers.VarianceScaling(input_axes=[0]), ModelError, "must be given together"),
         (lambda: initializers.HeNormal(output_axes=[0]), ModelError, "must be given together"),
         (lambda: initializers.RandomNormal(seed=-1), ModelError, "`seed`"),
@@ -129,7 +127,6 @@ def test_clone_is_a_new_one_with_the_same_arguments() -> None:
         (lambda: initializers.STFT("imaginary"), ModelError, "`side`"),
         (lambda: initializers.STFT(scaling="l2"), ModelError, "`scaling`"),
         (lambda: initializers.STFT(window="unknown"), ModelError, "`window` must be the name of a window"),
-        (lambda: initializers.Constant("1"), ModelError, "value='1'"),
         (lambda: initializers.Constant([[1.0], [2.0, 3.0]]), ModelError, "`value` must be a number"),
         (lambda: initializers.Constant(np.ones(2))((2, 3)), ModelError, "does not broadcast to the shape"),
     ],
@@ -137,19 +134,15 @@ def test_clone_is_a_new_one_with_the_same_arguments() -> None:
 def test_arguments_that_mean_nothing_are_named(make: Any, error: type[KerasDistError], words: str) -> None:
     with pytest.raises(error, match=words) as caught:
         make()
-    assert caught.value.given
-    assert caught.value.given
-    assert caught.value.fix
+    assert caught.value.given and caught.value.fix
 
 
 @pytest.mark.parametrize(
     ("initializer", "shape", "words"),
     [
-        (initializers.Identity(), (2,), "only matrices"),
         (initializers.Identity(), (2, 2, 2), r"\(2, 2, 2\) of 3 dims"),
         (initializers.Orthogonal(), (3,), "only weights of shape"),
         (initializers.VarianceScaling(input_axes=[0], output_axes=[2]), (3, 4), "must be distinct axes of 2 dims"),
-        (initializers.VarianceScaling(input_axes=[0], output_axes=[-2]), (3, 4), "distinct axes of 2 dims"),
         (initializers.STFT(), (4, 3), "only kernels of shape"),
         (initializers.STFT(window=[1.0, 2.0]), (4, 1, 3), "`window` must have the shape"),
         (initializers.FromArray(np.zeros((2, 3))), (3, 2), r"array of shape \(2, 3\)"),

@@ -165,19 +165,6 @@ def test_a_compiled_function_cannot_create_them():
     assert is_deferred(dense.kernel)
 
 
-def test_attributes_that_building_makes_can_be_read():
-    class Sized(layers.Layer):
-        def build(self, input_shape):
-            self.size = input_shape[-1]
-
-        def call(self, inputs):
-            return inputs
-
-    layer = Sized()
-    called(layer)
-    assert layer.size == 4
-
-
 def test_a_size_of_an_unknown_dim_is_not_kept_before_building():
     class Sized(layers.Layer):
         def build(self, input_shape):

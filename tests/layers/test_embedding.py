@@ -10,27 +10,6 @@ from keras_dist.variables import call_context
 ROWS = np.array([[0, 4, 2]])
 
 
-def test_weights_have_the_names_and_shapes_of_keras() -> None:
-    layer = layers.ReversibleEmbedding(5, 3, tie_weights=False)
-    layer(ROWS)
-    assert [(weight.path, weight.shape) for weight in layer.weights] == [
-        ("embeddings", (5, 3)),
-        ("reverse_embeddings", (3, 5)),
-    ]
-    dense = layers.EinsumDense("...ab,bcd->...acd", output_shape=(None, 2, 6), bias_axes="d")
-    dense(jnp.ones((2, 4, 5, 3)))
-    assert [(weight.path, weight.shape) for weight in dense.weights] == [("kernel", (3, 2, 6)), ("bias", (6,))]
-
-
-def test_symbolic_shapes() -> None:
-    embedding = layers.ReversibleEmbedding(5, 3)
-    vectors = embedding(layers.Input((None,), dtype="int32"))
-    assert vectors.shape == (None, None, 3)
-    assert embedding(vectors, reverse=True).shape == (None, None, 5)
-    dense = layers.EinsumDense("abc,cd->abd", output_shape=(None, 4), bias_axes="d")
-    assert dense(layers.Input((None, 3))).shape == (None, None, 4)
-
-
 def test_one_table_both_ways_in_a_model() -> None:
     inputs = layers.Input((3,), dtype="int32")
     embedding = layers.ReversibleEmbedding(5, 4)

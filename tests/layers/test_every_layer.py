@@ -1,5 +1,6 @@
 """Every layer as a config of plain values and back, and in half precision."""
 
+import re
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import layers, models, saving
-from tests.soak import LARGE, some
+from tests.soak import LARGE
 
 
 @saving.register_keras_serializable("tests")
@@ -138,12 +139,10 @@ CASES = [(name, LAYERS) for name in LAYERS if LARGE or name not in VARIANTS] + [
 
 
 @pytest.mark.slow
-@pytest.mark.soak
-@pytest.mark.parametrize("cases", some(CASES[start::5] for start in range(5)))
+@pytest.mark.parametrize("cases", [CASES[start::5] for start in range(5)])
 def test_every_layer_comes_back(cases):
-    """Each by itself, and as a part of one model, whose birth and calls they share."""
-    inputs, outputs, x = [], [], []
-    random = np.random.default_rng(0)
+    """Each by itself, and as a part of one model, whose birth they share: with the weights, and the same program."""
+    inputs, outputs = [], []
     for name, table in cases:
         layer, shapes = made(name, table, name=f"{name}_{len(outputs)}"), table[name][1]
         again = type(layer).from_config(layer.get_config())
@@ -152,7 +151,6 @@ def test_every_layer_comes_back(cases):
         own = [kd.Input(shape) for shape in (shapes if is_list else [shapes])]
         outputs.append(layer(*own) if apart else layer(own if is_list else own[0]))
         inputs += own
-        x += [random.integers(0, 4, (2, *tensor.shape[1:])).astype("float32") for tensor in own]
         if table is VARIANTS or not callable(LAYERS[name][0]):
             half = made(name, table, dtype="bfloat16")
             halves = half(*own) if apart else half(own if is_list else own[0])
@@ -164,20 +162,8 @@ def test_every_layer_comes_back(cases):
     assert [weight.path for weight in again.weights] == [weight.path for weight in model.weights]
     assert again.get_config() == model.get_config()
     again.set_weights(model.get_weights())
-    found, expected = (jax.jit(lambda x, of=of: of(x, training=False))(x) for of in (again, model))
-    for (name, _), one, other in zip(cases, found, expected, strict=True):
-        np.testing.assert_array_equal(one, other, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        layers.LSTMCell(4, unit_forget_bias=False, recurrent_dropout=0.2),
-        layers.GRUCell(4, reset_after=False, kernel_layout=(None, "model")),
-        layers.SimpleRNNCell(4, activation="relu", seed=3),
-        layers.StackedRNNCells([layers.LSTMCell(4), layers.LSTMCell(2)]),
-    ],
-)
-def test_cells_come_back(cell):
-    again = type(cell).from_config(cell.get_config())
-    assert again.get_config() == cell.get_config()
+    for one, other in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    x = [jax.ShapeDtypeStruct((2, *tensor.shape[1:]), "float32") for tensor in inputs]
+    found, expected = (str(jax.make_jaxpr(lambda x, of=of: of(x, training=False))(x)) for of in (again, model))
+    assert re.sub("0x[0-9a-f]+", "", found) == re.sub("0x[0-9a-f]+", "", expected)

@@ -106,18 +106,6 @@ def test_layers_that_a_lambda_captures_are_refused() -> None:
         models.Sequential([layers.Input((4,)), layers.Lambda(lambda x: built(x))])
 
 
-def test_masking_begins_a_mask_and_clears_the_steps() -> None:
-    x = jnp.array([[[1.0, 2.0], [5.0, 5.0], [5.0, 0.0]]])
-    layer = layers.Masking(5)
-    with call_context.entered() as context:
-        outputs = layer(x)
-        assert context.mask_of(outputs).tolist() == [[True, False, True]]
-        assert context.mask_of(layers.Identity()(outputs)).tolist() == [[True, False, True]]
-    assert outputs.tolist() == [[[1.0, 2.0], [0.0, 0.0], [5.0, 0.0]]]
-    assert layer(layers.Input((None, 2))).shape == (None, None, 2)
-    np.testing.assert_array_equal(layers.Masking([1, 2])(x)[0, 0], 0)
-
-
 def test_identity_takes_any_structure() -> None:
     layer = layers.Identity()
     first, second = layer([layers.Input((2,)), layers.Input((3,), dtype="int32")])

@@ -84,19 +84,6 @@ class TestBuilding:
         ]
         assert isinstance(layer.blocks, nnx.List) and isinstance(layer.heads, nnx.Dict)
 
-    def test_build_gets_the_shapes_by_name_when_it_takes_several(self):
-        seen = {}
-
-        class Two(layers.Layer):
-            def build(self, query_shape, value_shape):
-                seen.update(query=query_shape, value=value_shape)
-
-            def call(self, query, value):
-                return query
-
-        Two()(np.ones((2, 3)), value=np.ones((2, 4)))
-        assert seen == {"query": (2, 3), "value": (2, 4)}
-
     def test_a_weight_that_no_attribute_holds_is_an_error(self):
         class Forgetful(layers.Layer):
             def build(self, input_shape):
@@ -121,20 +108,6 @@ class TestBuilding:
                 return inputs + self.bias[...]
 
         assert float(Late()(np.zeros((1, 2)))[0, 0]) == 1.0
-
-    def test_initial_values_follow_the_seed(self):
-        def values():
-            kd.set_random_seed(3)
-            layer = layers.Dense(4)
-            layer(np.ones((1, 4)))
-            return layer.get_weights()[0]
-
-        assert np.array_equal(values(), values())
-        kd.set_random_seed(3)
-        first, second = layers.Dense(4), layers.Dense(4)
-        first(np.ones((1, 4)))
-        second(np.ones((1, 4)))
-        assert not np.array_equal(first.get_weights()[0], second.get_weights()[0])
 
 
 class TestWeights:
@@ -198,12 +171,6 @@ class TestWeights:
         assert caught.value.given and caught.value.fix
         assert list(inspect.signature(layers.Layer.add_weight).parameters)[1:3] == ["shape", "initializer"]
 
-    def test_frozen_layers_have_no_trained_weights(self):
-        layer = Stack()
-        layer.trainable = False
-        layer(np.ones((1, 2)))
-        assert layer.trainable_weights == [] and len(layer.non_trainable_weights) == 8
-
 
 def test_a_foreign_module_is_a_layer():
     layer = layers.NNXLayer(nnx.BatchNorm(3, rngs=nnx.Rngs(0)))
@@ -213,18 +180,6 @@ def test_a_foreign_module_is_a_layer():
     assert not np.allclose(layer(x, training=True), layer(x))
     with pytest.raises(ModelError, match=r"`module` must be a flax\.nnx\.Module"):
         layers.NNXLayer(jnp.sum)
-
-
-def test_layers_are_built_by_a_call_on_symbolic_tensors():
-    layer = layers.Dense(3)
-    assert not layer.built
-    layer(kd.KerasTensor((None, 4)))
-    assert layer.built and [weight.shape for weight in layer.weights] == [(4, 3), (3,)]
-    inputs = kd.Input((4,))
-    layer = layers.Dense(3)
-    outputs = layer(inputs)
-    kernel = layer.kernel.numpy()
-    np.testing.assert_array_equal(kd.Model(inputs, outputs).get_weights()[0], kernel)
 
 
 def test_layers_without_weights_are_built():

@@ -1,8 +1,6 @@
 """The arguments of the constructor of a layer, its config and its copies."""
 
-import copy
 import json
-import pickle
 from typing import Any, ClassVar
 
 import numpy as np
@@ -70,15 +68,6 @@ class TestArguments:
         with pytest.raises(ModelError, match=r"Bare.__init__ does not call super\(\).__init__\(\)"):
             Bare()(np.ones(2))
 
-    def test_config_and_back(self):
-        layer = layers.Dense(
-            3, "relu", kernel_regularizer=kd.regularizers.L2(0.5), kernel_layout=(None, "model"), name="d"
-        )
-        config = layer.get_config()
-        assert config["units"] == 3 and config["activation"] == "relu" and config["kernel_layout"] == [None, "model"]
-        again = layers.Dense.from_config(config)
-        assert again.get_config() == config and again.kernel_regularizer.l2 == 0.5
-
     def test_names_are_those_of_the_class_in_snake_case(self):
         class HTTPBlock2D(layers.Layer):
             pass
@@ -122,18 +111,6 @@ def test_an_activation_may_be_taken_away() -> None:
         assert not np.asarray(layer(x)).any()
         layer.activation = None
         np.testing.assert_array_equal(layer(x), x)
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
-@pytest.mark.parametrize("is_in_model", [False, True])
-def test_copies_of_layers_know_their_config(copied: Any, is_in_model: bool) -> None:
-    layer = kd.layers.Dense(2, "relu", name="d")
-    if is_in_model:
-        model = kd.Sequential([kd.Input((3,)), layer])
-        model.build()
-    again = copied(layer)
-    assert again.get_config() == layer.get_config()
-    assert again.get_config()["units"] == 2
 
 
 def test_configs_hold_tuples_as_constructors_take_them() -> None:

@@ -22,26 +22,6 @@ class TestCalls:
         assert layer.input is inputs and layer.output is outputs
         assert layer.compute_output_shape((None, 5, 8)) == (None, 5, 3)
 
-    def test_python_operators_work_on_symbolic_tensors(self):
-        x, y = layers.Input((4, 3)), layers.Input((4, 3))
-        assert ((x + y) * 2.0 - 1.0 / abs(x) ** 2).shape == (None, 4, 3)
-        assert x[:, 0].shape == (None, 3)
-        assert (-x @ np.ones((3, 2), np.float32)).shape == (None, 4, 2)
-        assert (x > 0.0).dtype == "bool"
-
-    def test_training_reaches_sublayers(self):
-        class Outer(layers.Layer):
-            def __init__(self):
-                super().__init__()
-                self.drop = layers.Dropout(0.5, seed=1)
-
-            def call(self, inputs):
-                return self.drop(inputs)
-
-        x = np.ones((4, 50), np.float32)
-        assert np.array_equal(Outer()(x), x)
-        assert not np.array_equal(Outer()(x, training=True), x)
-
     def test_floats_are_cast_to_the_dtype_of_the_layer_and_integers_are_not(self):
         class Show(layers.Layer):
             def call(self, inputs):
@@ -50,41 +30,6 @@ class TestCalls:
         floats, ints = np.ones(2, np.float64), np.ones(2, np.int32)
         assert Show(dtype="bfloat16")([floats, ints]) == [jnp.bfloat16, jnp.int32]
         assert Show(autocast=False)([np.ones(2, np.float16), ints]) == [jnp.float16, jnp.int32]
-
-    def test_masks_go_with_the_tensors(self):
-        class Masked(layers.Layer):
-            def call(self, inputs):
-                return inputs + 0.0
-
-            def compute_mask(self, inputs, previous_mask=None):
-                return inputs[..., 0] > 0
-
-            supports_masking = True
-
-        class Reads(layers.Layer):
-            supports_masking = True
-
-            def call(self, inputs, mask=None):
-                return mask
-
-        class Chain(layers.Layer):
-            def __init__(self, between):
-                super().__init__()
-                self.masked, self.between, self.reads = Masked(), between, Reads()
-
-            def call(self, inputs):
-                return self.reads(self.between(self.masked(inputs)))
-
-        x = np.array([[[1.0], [-1.0]]], np.float32)
-        assert np.array_equal(Chain(layers.Dense(2))(x), [[True, False]])  # Dense passes masks on
-
-        class Stops(layers.Layer):
-            def call(self, inputs):
-                return inputs * 1.0
-
-        with pytest.warns(UserWarning, match=r"'stops' \(Stops\) gets a mask and does not support masking") as caught:
-            assert Chain(Stops())(x) is None
-        assert len(caught) == 1
 
     def test_add_loss_adds_to_the_call_that_runs(self):
         class Sparse(layers.Layer):

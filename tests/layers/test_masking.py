@@ -7,13 +7,25 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import layers
+from tests.layers.test_every_layer import LAYERS
 
 IDS = np.array([[1, 2, 0, 0]])
 
 
-def test_pooling_after_masking() -> None:
+def test_layers_pass_masks_on_that_do_in_keras(keras) -> None:
+    for name, (arguments, _) in LAYERS.items():
+        cls = getattr(layers, name)
+        if hasattr(keras.layers, name) and not callable(arguments) and ".preprocessing." not in cls.__module__:
+            theirs = getattr(keras.layers, name)(*arguments)
+            assert cls(*arguments).supports_masking == theirs.supports_masking, name
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_pooling_after_masking_and_no_mask_after_it(keepdims: bool) -> None:
     x = np.array([[[2.0], [4.0], [0.0], [0.0]]])
-    assert layers.GlobalAveragePooling1D()(layers.Masking()(x)).tolist() == [[3.0]]
+    found = layers.GlobalAveragePooling1D(keepdims=keepdims)(layers.Masking()(x))
+    assert found.ravel().tolist() == [3.0] and getattr(found, "_keras_mask", None) is None
+    assert layers.Masking([1, 2])(np.array([[[1.0, 2.0], [2.0, 1.0]]])).tolist() == [[[0, 0], [2, 1]]]
 
 
 def test_the_guides_attribute() -> None:

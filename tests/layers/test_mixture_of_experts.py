@@ -238,15 +238,6 @@ def test_a_stack_of_experts():
 
 
 @pytest.mark.slow
-def test_a_layout_is_found_for_it():
-    losses = [
-        model_on(distribution, capacity_factor=1.0).fit(X, Y, batch_size=ROWS, verbose=0).history["loss"]
-        for distribution in (kd.AutoParallel(kd.DeviceMesh(MESH)), one_device())
-    ]
-    np.testing.assert_allclose(*losses, rtol=1e-6)
-
-
-@pytest.mark.slow
 def test_a_partial_batch_and_evaluation():
     model, few = model_on(PRESETS["experts"](), capacity_factor=1.0), 5
     one = model_on(one_device(), capacity_factor=1.0)

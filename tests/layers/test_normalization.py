@@ -1,4 +1,7 @@
-"""BatchNormalization, LayerNormalization, RMSNormalization, GroupNormalization, UnitNormalization."""
+"""BatchNormalization, LayerNormalization, RMSNormalization, GroupNormalization, UnitNormalization: edges, layouts.
+
+`tests/parity` compares values and statistics with Keras.
+"""
 
 from typing import Any
 
@@ -22,39 +25,6 @@ MADE: dict[str, Any] = {
     "unit": lambda **options: layers.UnitNormalization(axis=[1, 2], **options),
 }
 
-WEIGHTS = {
-    "batch": [("gamma", (6,)), ("beta", (6,)), ("moving_mean", (6,)), ("moving_variance", (6,))],
-    "batch_renorm": [
-        ("gamma", (6,)),
-        ("beta", (6,)),
-        ("moving_mean", (6,)),
-        ("moving_variance", (6,)),
-        ("moving_stddev", (6,)),
-        ("renorm_mean", (6,)),
-        ("renorm_stddev", (6,)),
-    ],
-    "layer": [("gamma", (4, 6)), ("beta", (4, 6))],
-    "rms": [("scale", (6,))],
-    "group": [("gamma", (6,)), ("beta", (6,))],
-    "unit": [],
-}
-
-
-@pytest.mark.parametrize("kind", MADE)
-def test_weights_have_the_names_and_shapes_of_keras(kind: str) -> None:
-    layer = MADE[kind]()
-    layer(images())
-    assert [(weight.path, weight.shape) for weight in layer.weights] == WEIGHTS[kind]
-    assert [weight.path for weight in layer.non_trainable_weights] == [
-        name for name, _ in WEIGHTS[kind] if name not in ("gamma", "beta", "scale")
-    ]
-
-
-@pytest.mark.parametrize("kind", MADE)
-def test_symbolic_shapes_keep_unknown_dims(kind: str) -> None:
-    shape = (4, 6) if kind == "layer" else (None, 6)
-    assert MADE[kind]()(layers.Input(shape)).shape == (None, *shape)
-
 
 @pytest.mark.parametrize("kind", MADE)
 def test_half_precision_is_computed_in_full(kind: str) -> None:
@@ -71,7 +41,7 @@ def test_layouts_reach_the_weights() -> None:
         gamma_layout=("m",), beta_layout=("n",), moving_mean_layout=("o",), moving_variance_layout=("p",), renorm=True
     )
     layer(images())
-    assert {name: getattr(layer, name).get_metadata()["layout"] for name, _ in WEIGHTS["batch_renorm"]} == {
+    assert {weight.path: weight.get_metadata()["layout"] for weight in layer.weights} == {
         "gamma": ("m",),
         "beta": ("n",),
         "moving_mean": ("o",),
@@ -90,33 +60,6 @@ def test_layouts_reach_the_weights() -> None:
     scaled = layers.RMSNormalization(scale_layout=("m",))
     scaled(images())
     assert scaled.scale.get_metadata()["layout"] == ("m",)
-
-
-def test_training_normalizes_by_the_batch_and_notes_its_statistics() -> None:
-    layer = layers.BatchNormalization(momentum=0.5)
-    x = images((50, 3)) * 3 + 2
-    outputs = layer(x, training=True)
-    np.testing.assert_allclose(outputs.mean(0), 0, atol=1e-5)
-    np.testing.assert_allclose(outputs.std(0), 1, atol=1e-3)
-    np.testing.assert_allclose(layer.moving_mean[...], x.mean(0) / 2, rtol=1e-5)
-    np.testing.assert_allclose(layer.moving_variance[...], (1 + x.var(0)) / 2, rtol=1e-5)
-
-
-def test_a_frozen_layer_uses_its_statistics_and_leaves_them() -> None:
-    layer = layers.BatchNormalization()
-    layer.trainable = False
-    x = images() + 5
-    np.testing.assert_array_equal(layer(x, training=True), layer(x, training=False))
-    np.testing.assert_array_equal(layer.moving_mean[...], 0)
-
-
-def test_masked_positions_do_not_count() -> None:
-    x = images((2, 3, 4))
-    mask = jnp.array([[True, True, False], [True, False, False]])
-    layer = layers.BatchNormalization(momentum=0.0)
-    layer(x, training=True, mask=mask)
-    np.testing.assert_allclose(layer.moving_mean[...], x[mask].mean(0), rtol=1e-5)
-    np.testing.assert_allclose(layer.moving_variance[...], x[mask].var(0), rtol=1e-4)
 
 
 def test_statistics_of_nothing_are_zero() -> None:

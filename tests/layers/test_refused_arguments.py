@@ -9,6 +9,20 @@ import pytest
 from keras_dist import layers
 from keras_dist.errors import KerasDistError
 
+
+def ones(*shape: int) -> jnp.ndarray:
+    return jnp.ones(shape)
+
+
+def several(*shapes: tuple[int, ...]) -> list[jnp.ndarray]:
+    return [jnp.ones(shape) for shape in shapes]
+
+
+def heads(**options: Any) -> layers.MultiHeadAttention:
+    return layers.MultiHeadAttention(**{"num_heads": 2, "key_dim": 2, **options})
+
+
+SEQUENCE = np.ones((2, 3, 6), "float32")
 REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     # activation
     (lambda: layers.ReLU(max_value=-1), ("`max_value`", "'re_lu'", "-1")),
@@ -17,63 +31,37 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.LeakyReLU(-0.1), ("`negative_slope`", "'leaky_re_lu'")),
     (lambda: layers.ELU("steep"), ("`alpha`", "'steep'")),
     (lambda: layers.PReLU(shared_axes=[0]), ("`shared_axes`", "batch")),
-    (lambda: layers.PReLU(shared_axes="1"), ("`shared_axes`",)),
     (lambda: layers.PReLU(shared_axes=[3])(ones(2, 3, 4)), ("`shared_axes`", "(2, 3, 4)")),
     (lambda: layers.Softmax("last"), ("`axis`",)),
     (lambda: layers.Softmax()(ones(2, 3, 4), mask=ones(2, 3)), ("`mask`", "(2, 3)", "(2, 3, 4)")),
     (lambda: layers.Softmax()(ones(2, 3, 4), mask=ones(1, 2, 3, 4)), ("`mask`", "dims")),
     (lambda: layers.Activation("tanhh"), ("tanhh", "did you mean 'tanh'")),
     # attention
-    (lambda: layers.MultiHeadAttention(0, 2), ("`num_heads`", "num_heads=0")),
-    (lambda: layers.MultiHeadAttention(2, 0), ("`key_dim`", "key_dim=0")),
-    (lambda: layers.MultiHeadAttention(2, 2, value_dim=-1), ("`value_dim`", "value_dim=-1")),
-    (lambda: layers.MultiHeadAttention(2, 2, dropout=2), ("`dropout`", "dropout=2")),
-    (lambda: layers.MultiHeadAttention(2, 2, output_shape="6"), ("`output_shape`", "'6'")),
-    (lambda: layers.MultiHeadAttention(2, 2, attention_axes=1.5), ("`attention_axes`", "1.5")),
+    (lambda: heads(num_heads=0), ("`num_heads`", "num_heads=0")),
+    (lambda: heads(key_dim=0), ("`key_dim`", "key_dim=0")),
+    (lambda: heads(value_dim=-1), ("`value_dim`", "value_dim=-1")),
+    (lambda: heads(dropout=2), ("`dropout`", "dropout=2")),
+    (lambda: heads(output_shape="6"), ("`output_shape`", "'6'")),
+    (lambda: heads(attention_axes=1.5), ("`attention_axes`", "1.5")),
+    (lambda: heads(attention_axes=2)(SEQUENCE, SEQUENCE), ("attention_axes=[2]", "rank 3")),
+    (lambda: heads(sliding_window=0), ("`sliding_window`", "sliding_window=0")),
+    (lambda: heads(flash_attention=True, dropout=0.1), ("flash_attention", "dropout=0.1")),
     (
-        lambda: layers.MultiHeadAttention(2, 2, attention_axes=2)(ones(2, 3, 6), ones(2, 3, 6)),
-        ("attention_axes=[2]", "rank 3"),
-    ),
-    (lambda: layers.MultiHeadAttention(2, 2, sliding_window=0), ("`sliding_window`", "sliding_window=0")),
-    (lambda: layers.MultiHeadAttention(2, 2, flash_attention=True, dropout=0.1), ("flash_attention", "dropout=0.1")),
-    (
-        lambda: layers.MultiHeadAttention(2, 2, flash_attention=True)(
-            ones(2, 3, 6), ones(2, 3, 6), return_attention_scores=True
-        ),
+        lambda: heads(flash_attention=True)(SEQUENCE, SEQUENCE, return_attention_scores=True),
         ("flash_attention", "return_attention_scores=True"),
     ),
-    (
-        lambda: layers.MultiHeadAttention(2, 2)(ones(2, 3, 6), ones(2, 3, 6)[:, 0]),
-        ("(2, 3, 6)", "(2, 6)", "(batch, source, features)"),
-    ),
-    (
-        lambda: layers.MultiHeadAttention(2, 2)(ones(2, 3, 6), ones(2, 3, 6), ones(2, 3, 6)[:, :2]),
-        ("(2, 2, 6)", "value and key alike"),
-    ),
-    (
-        lambda: layers.MultiHeadAttention(2, 2)(ones(2, 3, 6), ones(2, 3, 6), attention_mask=ones(2, 3, 6)[0, 0] > 0),
-        ("a mask of shape (6,)",),
-    ),
-    (
-        lambda: layers.MultiHeadAttention(2, 2)(ones(2, 3, 6), ones(2, 3, 6), value_mask=ones(2, 3, 6) > 0),
-        ("a mask of shape (2, 3, 6)",),
-    ),
-    (
-        lambda: layers.MultiHeadAttention(2, 2)(
-            ones(2, 3, 6)[:, :, None], ones(2, 3, 6)[:, :, None], use_causal_mask=True
-        ),
-        ("a causal mask", "dims [1, 2]"),
-    ),
+    (lambda: heads()(SEQUENCE, SEQUENCE[:, 0]), ("(2, 3, 6)", "(2, 6)", "(batch, source, features)")),
+    (lambda: heads()(SEQUENCE, SEQUENCE, SEQUENCE[:, :2]), ("(2, 2, 6)", "value and key alike")),
+    (lambda: heads()(SEQUENCE, SEQUENCE, attention_mask=ones(6) > 0), ("a mask of shape (6,)",)),
+    (lambda: heads()(SEQUENCE, SEQUENCE, value_mask=SEQUENCE > 0), ("a mask of shape (2, 3, 6)",)),
+    (lambda: heads()(*[SEQUENCE[:, :, None]] * 2, use_causal_mask=True), ("a causal mask", "dims [1, 2]")),
     (lambda: layers.GroupQueryAttention(2, 4, 3), ("`num_key_value_heads`", "num_query_heads=4")),
-    (lambda: layers.GroupQueryAttention(2, 4, 2)(ones(2, 3, 6)[:, 0], ones(2, 3, 6)[:, 0]), ("rank 3", "(2, 6)")),
+    (lambda: layers.GroupQueryAttention(2, 4, 2)(SEQUENCE[:, 0], SEQUENCE[:, 0]), ("rank 3", "(2, 6)")),
     (lambda: layers.Attention(score_mode="sum"), ("`score_mode`", "'dot', 'concat'")),
     (lambda: layers.Attention(dropout=-1), ("`dropout`",)),
-    (lambda: layers.Attention()(ones(2, 3, 6)), ("[query, value] or [query, value, key]", "attention([query, value])")),
-    (lambda: layers.AdditiveAttention()([ones(2, 3, 6)]), ("[query, value] or [query, value, key]", "1 of them")),
-    (
-        lambda: layers.Attention()([ones(2, 3, 6), ones(2, 3, 6)], mask=ones(2, 3, 6)[..., 0] > 0),
-        ("the mask", "[query, value] or [query, value, key]"),
-    ),
+    (lambda: layers.Attention()(SEQUENCE), ("[query, value] or [query, value, key]", "attention([query, value])")),
+    (lambda: layers.AdditiveAttention()([SEQUENCE]), ("[query, value] or [query, value, key]", "1 of them")),
+    (lambda: layers.Attention()([SEQUENCE] * 2, mask=ones(2, 3) > 0), ("the mask", "[query, value] or [query")),
     # convolution
     (lambda: layers.Conv2D(0, 3), ("`filters` of layer 'conv2d'", "filters=0")),
     (lambda: layers.Conv2D(4, (3, 3, 3)), ("`kernel_size`", "or 2 of them", "(3, 3, 3)")),
@@ -102,11 +90,8 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     # dropout
     (lambda: layers.Dropout(1.1), ("`rate`", "1.1")),
     (lambda: layers.Dropout(0.5, noise_shape="ab"), ("`noise_shape`", "'ab'")),
-    (lambda: layers.Dropout(0.5, noise_shape=3), ("`noise_shape`",)),
     (lambda: layers.Dropout(0.5, noise_shape=(0, 1)), ("`noise_shape`", "(0, 1)")),
-    (lambda: layers.AlphaDropout(0.5, noise_shape=(1.5,)), ("`noise_shape`",)),
     (lambda: layers.Dropout(0.5, noise_shape=(2, 2))(ones(2, 3), training=True), ("`noise_shape`", "(2, 3)")),
-    (lambda: layers.Dropout(0.5, (2, 3, None))(ones(2, 3), training=True), ("`noise_shape`", "(2, 3)")),
     (lambda: layers.Dropout(0.5, seed=-1), ("`seed`",)),
     (lambda: layers.SpatialDropout1D(0.5)(ones(2, 3)), ("rank 3",)),
     (lambda: layers.SpatialDropout2D(0.5)(ones(2, 3)), ("rank 4",)),
@@ -122,12 +107,10 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.ReversibleEmbedding(5, 3, logit_soft_cap=0), ("`logit_soft_cap`", "above 0")),
     (lambda: layers.ReversibleEmbedding(5, 3, reverse_dtype="float31"), ("dtype", "float31")),
     (lambda: layers.EinsumDense("ab,bc", 3), ("`equation`", "'ab,bc'", "ab,bc->ac")),
-    (lambda: layers.EinsumDense("...ab,bc->ac", 3), ("`equation`",)),
     (lambda: layers.EinsumDense("...ab...,bc->...ac...", 3), ("`equation`", "one ellipsis")),
     (lambda: layers.EinsumDense("ab,bc->ad", 3), ("`equation`", "'d'")),
     (lambda: layers.EinsumDense("ab,bcx->ac", 3), ("`equation`", "'x'")),
     (lambda: layers.EinsumDense("ab,bc->ac", "3"), ("`output_shape`",)),
-    (lambda: layers.EinsumDense("ab,bc->ac", 0), ("`output_shape`",)),
     (lambda: layers.EinsumDense("ab,bc->ac", 3, bias_axes="b"), ("`bias_axes`", "'ac'")),
     (lambda: layers.EinsumDense("ab,bc->ac", 3)(ones(2, 3, 4)), ("(2, 3, 4)", "rank 2")),
     (lambda: layers.EinsumDense("...b,bc->...c", 3)(ones()), ("rank 1 at least",)),
@@ -153,7 +136,6 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.Concatenate(1)(several((2, 3, 4), (2, 3, 5))), ("(2, 3, 4), (2, 3, 5)", "dim 1")),
     (lambda: layers.Concatenate(-1)(several((2, 3, 4), (2, 3))), ("(2, 3, 4), (2, 3)", "dim 2")),
     (lambda: layers.Dot("last"), ("`axes`", "'last'")),
-    (lambda: layers.Dot((1, 2, 3)), ("`axes`",)),
     (lambda: layers.Dot((1, 0)), ("`axes`", "batch")),
     (lambda: layers.Dot(-2)(several((2, 2), (2, 2))), ("not the batch",)),
     (lambda: layers.Dot(1)(several((2, 3), (2, 4))), ("(2, 3), (2, 4)", "dims 1 and 1")),
@@ -162,13 +144,9 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.Dot(1)(several((2, 3), (2, 3), (2, 3))), ("2 arrays",)),
     # normalization
     (lambda: layers.BatchNormalization(axis="last"), ("`axis`", "axis='last'", "an integer")),
-    (lambda: layers.BatchNormalization(axis=[1, 2]), ("`axis`", "an integer")),
     (lambda: layers.BatchNormalization(momentum=1.5), ("`momentum`", "momentum=1.5", "from 0 to 1")),
     (lambda: layers.BatchNormalization(epsilon=-1), ("`epsilon`", "epsilon=-1", "at least 0")),
-    (
-        lambda: layers.BatchNormalization(renorm_clipping={"max": 1}),
-        ("renorm_clipping", "some of rmin <= rmax and dmax >= 0"),
-    ),
+    (lambda: layers.BatchNormalization(renorm_clipping={"max": 1}), ("renorm_clipping", "rmin <= rmax and dmax >= 0")),
     (lambda: layers.BatchNormalization(renorm_clipping={"rmin": 2, "rmax": 1}), ("rmin <= rmax",)),
     (lambda: layers.BatchNormalization(renorm_clipping={"dmax": -1}), ("dmax >= 0",)),
     (lambda: layers.LayerNormalization(axis=1.5), ("`axis`", "axis=1.5")),
@@ -188,8 +166,6 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.ZeroPadding2D((1, 2, 3)), ("`padding` of layer 'zero_padding2d'", "(1, 2, 3)", "2 pairs")),
     (lambda: layers.ZeroPadding1D(-1), ("`padding`", "padding=-1", "or a pair")),
     (lambda: layers.ZeroPadding1D(((1, 1),)), ("`padding`", "((1, 1),)")),
-    (lambda: layers.ZeroPadding3D((1, 1, 0.5)), ("`padding`", "0.5")),
-    (lambda: layers.ZeroPadding2D("same"), ("`padding`", "same")),
     (lambda: layers.Cropping2D((1, (2, -3))), ("`cropping` of layer 'cropping2d'", "(1, (2, -3))")),
     (lambda: layers.Cropping1D(3)(ones(2, 5, 4)), ("nothing is left", "(2, 5, 4)", "(2, 0, 4)")),
     (lambda: layers.UpSampling2D((2, 0)), ("`size` of layer 'up_sampling2d'", "(2, 0)")),
@@ -244,9 +220,7 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.Normalization(mean=[1.0, 2], variance=[1.0, 2])(ones(50, 3)), ("`mean`", "(2,)", "(3,)")),
     (lambda: layers.Normalization(mean=1.0, variance=1.0).adapt(ones(50, 3)), ("cannot adapt", "leave them out")),
     (lambda: layers.Normalization().adapt([]), ("no data",)),
-    (lambda: layers.Normalization().adapt(ones(50, 3)[:0]), ("no data",)),
     (lambda: layers.Normalization().adapt(3), ("no batches", "int")),
-    (lambda: layers.Normalization().adapt([[1.0, 2.0]]), ("no batches", "list")),
     (lambda: layers.Normalization().adapt(iter(ones(50, 3)[:, 0])), ("no batches",)),
     (lambda: layers.Normalization().adapt([ones(50, 3), ones(50, 3)[:, :2]]), ("another shape", "(50, 2)", "(3,)")),
     (lambda: layers.CategoryEncoding(), ("`num_tokens`", "None")),
@@ -261,14 +235,10 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.Flatten()(ones()), ("rank 1 at least",)),
     (lambda: layers.Reshape(12), ("`target_shape`", "target_shape=12")),
     (lambda: layers.Reshape((-1, -1)), ("`target_shape`", "one of them may be -1")),
-    (lambda: layers.Reshape((-1, None)), ("`target_shape`",)),
-    (lambda: layers.Reshape((-2, 3)), ("`target_shape`",)),
-    (lambda: layers.Reshape((2.0, 3)), ("`target_shape`",)),
     (lambda: layers.Reshape((5,))(ones(2, 3, 4)), ("(5,)", "(2, 3, 4)", "12")),
     (lambda: layers.Reshape((5, -1))(ones(2, 3, 4)), ("(5, -1)", "a divisor of 12")),
     (lambda: layers.Reshape((0, -1))(ones(2, 3, 4)), ("(0, -1)",)),
     (lambda: layers.Permute((0, 1)), ("`dims`", "(0, 1)")),
-    (lambda: layers.Permute((1, 1)), ("`dims`",)),
     (lambda: layers.Permute(2), ("`dims`",)),
     (lambda: layers.Permute((2, 1))(ones(2, 3)), ("rank 3",)),
     (lambda: layers.RepeatVector(0), ("`n`",)),
@@ -278,14 +248,6 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.SpectralNormalization(layers.Dropout(0.1))(ones(4, 6)), ("no kernel", "Dropout")),
     (lambda: layers.SpectralNormalization(layers.Dense(5), 0), ("`power_iterations`",)),
 ]
-
-
-def ones(*shape: int) -> jnp.ndarray:
-    return jnp.ones(shape)
-
-
-def several(*shapes: tuple[int, ...]) -> list[jnp.ndarray]:
-    return [jnp.ones(shape) for shape in shapes]
 
 
 @pytest.mark.parametrize(("make", "parts"), REFUSED)

@@ -11,8 +11,6 @@ import keras_dist as kd
 from keras_dist.errors import ModelError
 
 X = np.linspace(-1, 1, 12, dtype="float32").reshape(4, 3)
-BARRIER = "stablehlo.optimization_barrier"
-"""What a checkpoint leaves in the program, once where it is differentiated."""
 
 
 class Noisy(kd.Layer):
@@ -87,14 +85,6 @@ def test_what_a_layer_changes_and_adds_is_the_same_and_no_layer_in_it_computes_a
         np.testing.assert_allclose(again, plain, rtol=1e-6)
 
 
-def test_steps_of_models_have_it() -> None:
-    with kd.RematScope("activations"):
-        block = kd.layers.Dense(3, "tanh")
-    model = kd.Sequential([kd.Input((3,)), block, kd.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    assert model.lower_train_step(X, X[:, :1]).as_text().count(BARRIER) == 1
-
-
 def test_a_large_layer_in_a_small_one_computes_again() -> None:
     class Narrow(kd.Layer):
         def __init__(self) -> None:
@@ -122,18 +112,6 @@ def test_recurrent_layers_compute_again_as_a_whole() -> None:
     program = jax.make_jaxpr(lambda weights: layer.stateless_call(weights, rest, x, training=True))(weights)
     assert str(program).count("= remat2[") == 1
     assert kd.Sequential([kd.Input((4, 3)), layer]).output_shape == (None, 2)
-
-
-def test_a_call_is_given_back_as_the_scope_says() -> None:
-    plain = kd.layers.Dense(4)
-    assert plain.rematerialized_call(plain.call, X) == plain.call
-    with kd.RematScope():
-        layer = kd.layers.Dense(4)
-        layer.build((None, 3))
-    again = layer.rematerialized_call(layer.call, X)
-    assert again != layer.call
-    np.testing.assert_array_equal(again(jnp.asarray(X)), layer(X))
-    assert float(layer.rematerialized_call(jnp.sin, X)(0.0)) == 0
 
 
 @pytest.mark.parametrize(

@@ -18,28 +18,6 @@ def test_the_largest_singular_value_becomes_one() -> None:
     np.testing.assert_array_equal(layer.layer.kernel[...], kernel)
 
 
-def test_training_alone_moves_the_vector() -> None:
-    layer = layers.SpectralNormalization(layers.Dense(5))
-    layer(X)
-    before = np.asarray(layer.vector_u[...])
-    layer(X)
-    np.testing.assert_array_equal(layer.vector_u[...], before)
-    layer(X, training=True)
-    assert (np.asarray(layer.vector_u[...]) != before).any()
-
-
-def test_weights_and_shapes() -> None:
-    layer = layers.SpectralNormalization(layers.Dense(5))
-    assert layer(layers.Input((6,))).shape == (None, 5)
-    layer(X)
-    assert {weight.path: weight.shape for weight in layer.weights} == {
-        "vector_u": (1, 5),
-        "dense/kernel": (6, 5),
-        "dense/bias": (5,),
-    }
-    assert [weight.path for weight in layer.non_trainable_weights] == ["vector_u"]
-
-
 def test_a_kernel_of_zeros_stays() -> None:
     layer = layers.SpectralNormalization(layers.Dense(5, kernel_initializer="zeros"))
     np.testing.assert_array_equal(layer(X, training=True), jnp.zeros((4, 5)))

@@ -1,6 +1,7 @@
 """`layers.Stack` computes what its blocks compute one after the other, in one loop over stacked weights."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -87,8 +88,9 @@ def test_repeats_are_a_second_leading_dim():
 
 def test_each_block_draws_its_own_numbers():
     ones = np.ones((64, 64), "float32")
-    found = np.asarray(layers.Stack(layers.Dropout(0.5, seed=1), 3)(ones, training=True))
-    assert set(np.unique(found)) == {0, 8}
+    layer = layers.Stack(layers.Dropout(0.5, seed=1), 3)
+    found, second = (np.asarray(layer(ones, training=True)) for _ in range(2))
+    assert set(np.unique(found)) == {0, 8} and not np.array_equal(found, second), "the stream goes on after the loop"
     assert 0.1 < np.mean(found == 8) < 0.15, "half of the half of the half; with one mask it would be a half"
 
 
@@ -120,6 +122,32 @@ def test_constraints_and_regularizers_see_one_block():
     model.train_on_batch(X, 9 * Y)
     norms = np.sqrt((model.get_weights()[0] ** 2).sum(1))
     np.testing.assert_allclose(norms.max(), 1, atol=1e-5)  # along the inputs, and not along the blocks
+
+
+def test_losses_of_activities_of_all_blocks_count():
+    block = layers.Dense(SIZE, use_bias=False, activity_regularizer=lambda y: jnp.sum(y**2))
+    model = kd.Sequential([kd.Input((SIZE,)), layers.Stack(block, DEPTH)])
+    model.compile("sgd", "mse")
+    x, expected = X, 0.0
+    for kernel in model.get_weights()[0]:
+        x = x @ kernel
+        expected += (x**2).sum() / len(X)
+    np.testing.assert_allclose(model.test_on_batch(X, x), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("axes", [(None, None, "model"), (None, "model", None)])
+def test_a_stack_is_sharded_by_rules_with_its_leading_dim(axes):
+    rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
+    rules["stack/.*kernel"] = axes
+    with kd.ModelParallel(rules).scope():
+        model = kd.Sequential([kd.Input((SIZE,)), layers.Stack(layers.Dense(SIZE, "tanh"), DEPTH, name="stack")])
+    assert [row.axes for row in model.layout_plan.rows if "kernel" in row.path] == [axes]
+    kernels, expected = model.get_weights()[0], X
+    limit = np.sqrt(6 / (SIZE + SIZE))  # of one layer, not of the stack
+    assert limit / 2 < abs(kernels).max() <= limit
+    for kernel in kernels:
+        expected = np.tanh(expected @ kernel)
+    np.testing.assert_allclose(model.predict(X, verbose=0), expected, atol=1e-5)
 
 
 def test_the_mask_reaches_all_blocks():

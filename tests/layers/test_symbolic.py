@@ -186,24 +186,6 @@ def test_a_layer_that_lives_in_a_model_asks_the_same_of_its_next_input():
         model.dense(kd.Input((4,)))
 
 
-@pytest.mark.first_cases(2)
-@pytest.mark.parametrize(
-    ("make", "shapes", "count"),
-    [
-        (lambda: layers.MultiHeadAttention(2, 3), 2, 8),
-        (lambda: layers.GroupQueryAttention(3, 4, 2, use_gate=True), 2, 10),
-        (lambda: layers.Bidirectional(layers.LSTM(3)), 1, 6),
-        (lambda: layers.TimeDistributed(layers.Dense(3)), 1, 2),
-    ],
-)
-def test_build_creates_the_weights(make, shapes, count):
-    layer, called = make(), make()
-    layer.build(*[(None, 4, 5)] * shapes)
-    called(*[np.ones((1, 4, 5))] * shapes)
-    assert layer.built and len(layer.weights) == count
-    assert [(w.path, w.shape) for w in layer.weights] == [(w.path, w.shape) for w in called.weights]
-
-
 def test_an_unknown_dim_is_traced_once_as_a_symbolic_dim():
     shapes = []
 

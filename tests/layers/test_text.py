@@ -209,16 +209,6 @@ def test_hashes_of_all_lengths():
     assert state == 0x7A1D67C50EC7E167
 
 
-def test_bins():
-    x = np.array([[-1.5, 1.0, 3.4, 0.5]], "float32")
-    assert layers.Discretization([0.0, 1.0, 2.0])(x).tolist() == [[0, 2, 3, 1]]
-    assert layers.Discretization([0.0, 1.0], output_mode="multi_hot")(x).tolist() == [[1, 1, 1]]
-    assert layers.Discretization([0.0, 1.0], output_mode="count")(x).tolist() == [[1, 1, 2]]
-    assert layers.Discretization([0.0, 1.0], output_mode="one_hot")(x.T).shape == (4, 3)
-    model = kd.Sequential([kd.Input((4,)), layers.Discretization([0.0, 1.0]), layers.Embedding(3, 2)])
-    assert model.predict(x, verbose=0).shape == (1, 4, 2)
-
-
 def test_bins_of_data_with_one_number():
     layer = layers.Discretization(num_bins=3)
     with pytest.raises(DataError, match="no data"):

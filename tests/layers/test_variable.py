@@ -59,45 +59,6 @@ def test_what_compiled_steps_assign_is_kept(model):
     np.testing.assert_array_equal(layer.total, [4.0, 4.0])
 
 
-class Counts(layers.Layer):
-    """Counts its calls and adds up its inputs."""
-
-    def build(self, input_shape: Any) -> None:
-        self.calls = self.add_weight((), "zeros", dtype="int32", trainable=False, name="calls")
-        self.total = self.add_weight(input_shape[-1:], "zeros", trainable=False, name="total")
-
-    def call(self, inputs: Any) -> Any:
-        self.calls.assign_add(1)
-        self.total.assign(self.total + jnp.sum(inputs, 0))
-        return inputs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("distribution", ["DataParallel", "FullySharded"])
-def test_what_evaluation_and_prediction_assign_is_kept(distribution):
-    x, seen = np.ones((20, 8), np.float32), []
-    with getattr(kd, distribution)(kd.DeviceMesh((8,), ("data",))).scope():
-        model = kd.Sequential([kd.Input((8,)), Counts(), layers.BatchNormalization()])
-    model.compile("sgd", "mse")
-    layer, mean = model.layers[0], model.layers[1].moving_mean
-    ways = [
-        lambda: model(x),
-        lambda: model(x, training=True),
-        lambda: model.predict_on_batch(x),
-        lambda: model.test_on_batch(x, x),
-        lambda: model.evaluate(x, x, batch_size=16, verbose=0),
-        lambda: model.predict(x, batch_size=16, verbose=0),
-        lambda: model.fit(x, x, batch_size=16, validation_data=(x, x), verbose=0),
-    ]
-    for use in ways:
-        before = np.array(mean)
-        use()
-        seen.append((int(layer.calls), float(layer.total[0]), bool(np.any(mean != before))))
-    calls, totals, is_changed = zip(*seen, strict=True)
-    assert calls == (1, 2, 3, 4, 6, 8, 12) and totals == (20, 40, 60, 80, 100, 120, 160)
-    assert is_changed == (False, True, False, False, False, False, True), "statistics change in training alone"
-
-
 def test_what_a_traced_function_cannot_keep_is_named():
     model = kd.Sequential([kd.Input((2,)), layers.BatchNormalization(name="norm"), layers.Dropout(0.5, name="drop")])
     with pytest.warns(UserWarning, match=r"(?s)drops the new values of drop/.*norm/moving_mean.*stateless_call"):
@@ -146,15 +107,6 @@ class TestVariable:
         variable = kd.Variable(*arguments)
         assert isinstance(variable, kd.Variable) and variable.trainable
         assert variable.dtype == dtype and variable.numpy().tolist() == value
-
-    def test_another_shape_is_an_error(self):
-        variable = kd.Variable(np.ones(2), name="v")
-        with pytest.raises(ModelError, match="cannot assign to 'v': the shape differs"):
-            variable.assign(1.0)
-        with pytest.raises(ModelError, match="the initializer of 'v' must return an array of shape"):
-            kd.Variable(np.ones(2), (3,), name="v")
-        with pytest.raises(ModelError, match="cannot set `value` of 'v'"):
-            variable.value = np.ones(2)
 
     def test_its_text_is_short(self):
         text = repr(kd.Variable(1.0, trainable=False, name="v"))

@@ -10,44 +10,6 @@ from keras_dist.losses.loss import check_values, reduce_values
 VALUES = np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], "f4")
 
 
-@pytest.mark.parametrize(
-    ("reduction", "expected"),
-    [("sum_over_batch_size", 2.5), ("mean", 2.5), ("sum", 15), ("mean_with_sample_weight", 2.5)],
-)
-def test_without_weights(reduction, expected):
-    assert reduce_values(jnp.asarray(VALUES), reduction=reduction) == expected
-    assert reduce_values(jnp.float32(7), reduction=reduction) == 7
-
-
-@pytest.mark.parametrize("reduction", ["none", None])
-def test_values_may_stay(reduction):
-    np.testing.assert_array_equal(
-        reduce_values(jnp.asarray(VALUES), [0, 1, 2], (), reduction), [[0, 0], [2, 3], [8, 10]]
-    )
-
-
-@pytest.mark.parametrize(
-    "weight", [[0, 1, 2], [[0], [1], [2]], [[0, 0], [1, 1], [2, 2]], [[[0], [0]], [[1], [1]], [[2], [2]]]]
-)
-def test_weights_of_examples_multiply_their_values_and_not_the_divisor(weight):
-    assert reduce_values(jnp.asarray(VALUES), jnp.asarray(weight)) == pytest.approx((0 + 2 + 3 + 8 + 10) / 6)
-
-
-def test_weights_of_each_kind():
-    values = jnp.asarray(VALUES)
-    assert reduce_values(values, 2.0) == 5.0
-    assert reduce_values(values, jnp.array([[1, 0]])) == pytest.approx(6 / 6), "one for each column"
-    assert reduce_values(jnp.array([1.0, 3.0]), jnp.array([[1.0], [0.0]])) == 0.5
-    assert reduce_values(jnp.float32(3), 2.0) == 6.0
-
-
-def test_the_mean_with_weights_is_divided_by_their_sum():
-    assert reduce_values(jnp.array([1.0, 2.0, 4.0]), jnp.array([1, 0, 3]), (), "mean_with_sample_weight") == 13 / 4
-    assert reduce_values(jnp.array([1.0, 2.0]), jnp.zeros(2), (), "mean_with_sample_weight") == 0
-    for weight in ([1, 0, 3], [[1], [0], [3]]):
-        assert reduce_values(jnp.asarray(VALUES), jnp.array(weight), (), "mean_with_sample_weight") == 28 / 4
-
-
 def test_what_is_masked_is_not_counted_and_may_be_nan():
     values = jnp.array([1.0, jnp.nan, 3.0])
     mask = jnp.array([True, False, True])

@@ -5,34 +5,7 @@ import numpy as np
 import pytest
 
 from keras_dist.errors import ModelError
-from keras_dist.losses.targets import align_ranks, as_arrays, as_rows, from_numbers, matched
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (((6,), (6, 1)), ((6, 1), (6, 1))),
-        (((6, 1), (6,)), ((6, 1), (6, 1))),
-        (((6, 2, 1), (6, 2)), ((6, 2), (6, 2))),
-        (((6,), (6, 3)), ((6,), (6, 3))),
-        (((6, 1), (6, 3)), ((6, 1), (6, 3))),
-        (((6,), (6, 2, 1)), ((6,), (6, 2, 1))),
-    ],
-)
-def test_ranks_are_aligned_as_in_keras(given, expected):
-    aligned = align_ranks(*(jnp.zeros(shape) for shape in given))
-    assert tuple(array.shape for array in aligned) == expected
-
-
-def test_what_is_no_array_is_left_alone():
-    assert align_ranks(None, 3) == (None, 3)
-
-
-@pytest.mark.parametrize(
-    ("value", "shape"), [(3, ()), (2.5, ()), ([1, 2], (2,)), (([1, 0], [True, 2.0]), (2, 2)), ([[[1.0]]], (1, 1, 1))]
-)
-def test_numbers_are_arrays(value, shape):
-    assert from_numbers(value).shape == shape
+from keras_dist.losses.targets import as_arrays, from_numbers, matched
 
 
 @pytest.mark.parametrize("value", [None, [], [jnp.ones(2), jnp.ones(2)], {"a": 1.0}, "mse"])
@@ -48,11 +21,6 @@ def test_integer_predictions_hold_fractions():
 def test_targets_take_the_dtype_of_predictions():
     y_true, y_pred = matched("it", np.array([1, 0], "u1"), jnp.ones(2, "bfloat16"))
     assert y_true.dtype == y_pred.dtype == jnp.bfloat16
-
-
-def test_vectors_are_rows_of_one():
-    assert [array.shape for array in as_rows("it", jnp.ones(3), jnp.ones(3))] == [(3, 1), (3, 1)]
-    assert [array.shape for array in as_rows("it", jnp.ones((3, 2)), jnp.ones((3, 2)))] == [(3, 2), (3, 2)]
 
 
 @pytest.mark.parametrize(("y_true", "y_pred"), [((8, 1), (8, 3)), ((8,), (8, 3)), ((8,), (4,)), ((2, 1, 3), (2, 3))])

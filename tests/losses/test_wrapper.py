@@ -14,12 +14,6 @@ def scaled_error(y_true, y_pred, scale=1.0):
     return scale * jnp.abs(y_true - y_pred).mean(-1)
 
 
-def test_a_function_is_called_with_its_options():
-    loss = losses.LossFunctionWrapper(scaled_error, "sum", scale=3.0)
-    assert loss(jnp.zeros((2, 2)), jnp.ones((2, 2))) == 6.0
-    assert (loss.name, loss.needs_targets) == ("scaled_error", False)
-
-
 def test_integers_stay_integers_unless_a_dtype_is_given():
     def crossentropy(y_true, y_pred):
         return optax.losses.softmax_cross_entropy_with_integer_labels(y_pred, y_true)

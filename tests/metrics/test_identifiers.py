@@ -45,11 +45,6 @@ def test_crossentropy_is_chosen_likewise(name, y_true, y_pred, like):
     assert float(found) == pytest.approx(float(expected))
 
 
-@pytest.mark.parametrize(("name", "direction"), [("accuracy", "up"), ("acc", "up"), ("crossentropy", "down")])
-def test_what_is_chosen_by_shapes_knows_its_direction(name, direction):
-    assert as_metric(name)._direction == direction
-
-
 @pytest.mark.parametrize("name", ["mse", "MSE", "AUC", "auc", "io_u", "kl_divergence", "BinaryAccuracy", "bce"])
 def test_a_name_is_kept_as_it_was_written(name):
     if name == "io_u":
@@ -57,10 +52,6 @@ def test_a_name_is_kept_as_it_was_written(name):
             as_metric(name)
     else:
         assert as_metric(name).name == name
-
-
-def test_mse_is_the_losss():
-    assert float(as_metric("mse")(jnp.ones((2, 3)), jnp.zeros((2, 3)))) == 1.0
 
 
 def test_a_callable_goes_by_its_own_name():

@@ -85,38 +85,9 @@ def test_two_threads_see_their_own_values():
     assert [float(value) for value in found[0]] == [0, 7, 1]
 
 
-def test_variables_count_as_arrays_in_arithmetic():
-    variable = metrics.Mean().add_variable((2,), initializer=lambda shape, dtype: np.full(shape, 3, dtype))
-    assert (variable.shape, variable.dtype, variable.ndim) == ((2,), np.float32, 1)
-    for found, expected in [
-        (variable + 1, 4),
-        (1 - variable, -2),
-        (variable * variable, 9),
-        (6 / variable, 2),
-        (variable**2, 9),
-        (-variable, -3),
-        (variable % 2, 1),
-        (variable // 2, 1),
-        (jnp.asarray(variable), 3),
-        (np.asarray(variable), 3),
-        (variable[0], 3),
-    ]:
-        np.testing.assert_allclose(found, np.broadcast_to(expected, np.shape(found)), rtol=1e-6)
-    assert bool((variable > 2).all()) and bool((variable <= 3).all()) and float(variable @ variable) == 18
-    variable.assign([5, 5])
-    variable.assign_sub(np.array([1, 2]))
-    np.testing.assert_array_equal(variable.value, [4, 3])
-
-
 def test_a_variable_may_begin_with_an_array():
     variable = metrics.Mean().add_variable((3,), initializer=np.arange(3.0))
     assert variable.dtype == np.float32 and variable.value.tolist() == [0, 1, 2]
-
-
-def test_a_value_of_another_shape_is_refused():
-    with pytest.raises(errors.ModelError, match="cannot assign to 'mean/total': the shape differs") as caught:
-        metrics.Mean().total.assign(np.zeros(3))
-    assert "(3,)" in caught.value.given and caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -133,11 +133,6 @@ def test_a_generator_moves_pixels_otherwise_in_each_call():
     assert np.abs(np.asarray(first - second)).max() > 0.01
 
 
-def test_colours_there_and_back():
-    colours = np.random.default_rng(0).uniform(size=(4, 4, 3)).astype("float32")
-    np.testing.assert_allclose(ops.image.hsv_to_rgb(ops.image.rgb_to_hsv(colours)), colours, atol=1e-6)
-
-
 PHOTO = np.zeros((8, 6, 3), "float32")
 
 

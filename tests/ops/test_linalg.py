@@ -67,10 +67,6 @@ def test_gives_what_keras_gives(keras, data):
         agree(keras, name, *args, **kwargs)
 
 
-def test_integers_are_decomposed_as_floats(keras):
-    agree(keras, "lu_factor", np.array([[2, 1], [4, 3]]), symbolic=False)
-
-
 def test_gradients(keras):
     matrices = np.random.default_rng(0).normal(size=(2, 3, 3)).astype("float32") + 5 * EYE
     for name in ("det", "inv", "norm", "qr"):

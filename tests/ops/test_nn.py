@@ -234,10 +234,6 @@ def test_softmax_over_one_class_warns():
     assert caught[0].filename == __file__
 
 
-def test_sparsemax_adds_up_to_one():
-    np.testing.assert_allclose(np.sum(ops.sparsemax([[0.1, 0.5, 3.0], [1.0, 1.1, 1.2]]), -1), 1, rtol=1e-6)
-
-
 def test_windows_put_together_count_as_often_as_they_overlap():
     image = np.ones((1, 2, 4, 4), "float32")
     assert ops.fold(ops.unfold(image, 2), 4, 2)[0, 0].tolist()[1] == [2, 4, 4, 2]

@@ -1,6 +1,5 @@
 """`operation`: one way for a function of arrays to become a step of a functional model."""
 
-import inspect
 import pickle
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.errors import DataError
-from keras_dist.ops.operation import as_array, operation, unary
+from keras_dist.ops.operation import as_array, operation
 from keras_dist.symbolic.tensors import OPERATIONS
 
 
@@ -27,11 +26,6 @@ def test_takes_arrays_numbers_lists_and_variables(scaled):
     for x in (3, [3], np.array([3]), kd.Variable([3])):
         result = scaled(x, offset=kd.Variable(1))
         assert np.all(np.asarray(result) == 7)
-
-
-def test_keeps_name_docstring_and_parameters(scaled):
-    assert (scaled.__name__, scaled.__doc__) == ("scaled_for_test", "`x * factor + offset`.")
-    assert [*inspect.signature(scaled).parameters] == ["x", "factor", "offset"]
 
 
 def test_a_symbolic_tensor_makes_a_step_of_a_model(scaled):
@@ -82,13 +76,6 @@ def test_python_s_operators_compute_what_operations_of_the_same_name_do():
     expected = [abs(values - 3), values % 2, values < 2, values, values.reshape(-1)]
     for one, other in zip(model(values), expected, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_unary_names_a_function():
-    made = unary("twice_for_test", lambda x: x * 2, "`2 x`.")
-    assert (made.__name__, made.__doc__, made.__module__) == ("twice_for_test", "`2 x`.", "keras_dist.ops")
-    assert [*inspect.signature(made).parameters] == ["x"]
-    del OPERATIONS["twice_for_test"]
 
 
 @pytest.mark.parametrize(

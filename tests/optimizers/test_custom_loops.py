@@ -75,14 +75,6 @@ class TestVariables:
 class TestStatelessApply:
     """One step on lists of arrays."""
 
-    def test_rules_match_the_paths_of_variables(self) -> None:
-        optimizer = SGD(0.5, weight_decay=0.5)
-        optimizer.exclude_from_weight_decay(var_names=["bias"])
-        variables = [kd.Variable(ONES, name=name) for name in ("kernel", "bias")]
-        built(optimizer, *variables)
-        new, _ = optimizer.stateless_apply(optimizer.variables, [0 * ONES, 0 * ONES], [ONES, ONES])
-        np.testing.assert_allclose(new, [[0.75, 0.75], [1.0, 1.0]])
-
     def test_keeps_its_scale_of_the_loss(self) -> None:
         optimizer = LossScaleOptimizer(SGD(0.5), initial_scale=8.0)
         with pytest.raises(ModelError, match="needs variables"):
@@ -110,10 +102,6 @@ class TestStatelessApply:
         given: Any = {"optimizer_variables": optimizer.variables, "grads": [ONES], "trainable_variables": [ONES]}
         with pytest.raises(ModelError, match=message):
             optimizer.stateless_apply(**{**given, **change})
-
-    def test_before_it_is_built(self) -> None:
-        with pytest.raises(ModelError, match="build"):
-            SGD().stateless_apply([], [], [])
 
 
 class TestApply:
@@ -154,28 +142,3 @@ def test_variables_without_a_gradient_stay_as_they_are() -> None:
     assert np.all(np.asarray(second) < before[0])
     with pytest.raises(ModelError, match="was given no gradients"):
         optimizer.apply_gradients([(None, first), (None, second)])
-
-
-def test_a_random_generator_goes_on_in_a_loop_of_ones_own() -> None:
-    model = kd.Sequential([kd.Input((64,)), kd.layers.Dropout(0.5)])
-    x = np.ones((1, 64), "float32")
-    others = [variable.value for variable in model.non_trainable_variables]
-    first, others = model.stateless_call([], others, x, training=True)
-    second, _ = model.stateless_call([], others, x, training=True)
-    assert np.any(np.asarray(first) != np.asarray(second))
-    assert model.weights == []
-    with pytest.raises(ModelError, match=r"stateless_call of model .*do not fit"):
-        model.stateless_call([x], others, x)
-
-
-def test_slots_lie_where_their_weights_lie() -> None:
-    mesh = kd.distribution.DeviceMesh((2, 4), ["batch", "model"])
-    layout = kd.distribution.LayoutMap(mesh)
-    layout[".*kernel"] = (None, "model")
-    with kd.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch").scope():
-        model = kd.Sequential([kd.Input((4,)), kd.layers.Dense(8, use_bias=False)])
-    optimizer = built(Adam(), *model.trainable_variables)
-    kernel = model.trainable_variables[0].value
-    slots = [variable.value for variable in optimizer.variables if variable.shape == kernel.shape]
-    assert len(slots) == 2
-    assert all(slot.sharding.is_equivalent_to(kernel.sharding, 2) for slot in slots)

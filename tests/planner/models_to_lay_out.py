@@ -26,16 +26,6 @@ class Mlp(nnx.Module):
         return self.down(nnx.relu(self.up(x)))
 
 
-class RenamedMlp(nnx.Module):
-    """`Mlp`, whose names tell the contrary, and come in another order."""
-
-    def __init__(self, rngs):
-        self.zebra, self.embedding = nnx.Linear(WIDTH, HIDDEN, rngs=rngs), nnx.Linear(HIDDEN, WIDTH, rngs=rngs)
-
-    def __call__(self, x):
-        return self.embedding(nnx.relu(self.zebra(x)))
-
-
 class LinenMlp(nn.Module):
     @nn.compact
     def __call__(self, x):

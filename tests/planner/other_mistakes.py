@@ -1,4 +1,4 @@
-"""Networks with layouts that are known to be good, and mistakes in these: vision, text, experts, tables, recurrence."""
+"""Networks with layouts that are known to be good, and mistakes in these: vision, text, experts, tables."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from flax import nnx
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, ExpertsConfig, FeedForwardConfig
-from tests.planner import memory_networks, memory_transformers
+from tests.planner import memory_transformers
 from tests.planner.memory_transformers import VOCAB, WIDTH, Attention, Block, Fused
 
 D, M, E = "data", "model", "expert"
@@ -64,14 +64,6 @@ def mixtral():
     return Decoder(DecoderConfig(family="mixtral", attention=attention, experts=experts, **sizes))
 
 
-def experts():
-    x = inputs = kd.Input((32,), dtype="int32")
-    x = layers.Embedding(512, 64, name="embed")(x)
-    for name in ("moe0", "moe1"):
-        x = x + layers.MixtureOfExperts(8, 128, top_k=2, capacity_factor=1.25, name=name)(x)
-    return kd.Model(inputs, layers.Dense(512, use_bias=False, name="head")(x))
-
-
 def mobile_net():
     """Inverted bottlenecks with batch normalization."""
     x = inputs = kd.Input((16, 16, 128))
@@ -83,26 +75,6 @@ def mobile_net():
         y = layers.Conv2D(128, 1, use_bias=False, name=f"project{number}")(y)
         x = x + layers.BatchNormalization(name=f"norm_c{number}")(y)
     return kd.Model(inputs, layers.Dense(10, name="head")(layers.GlobalAveragePooling2D()(x)))
-
-
-def convolutions():
-    """Pairs of convolutions with batch normalization."""
-    x = inputs = kd.Input((16, 16, 64))
-    for number, width in enumerate((128, 64, 128, 64)):
-        x = layers.Conv2D(width, 3, padding="same", use_bias=False, name=f"conv{number}")(x)
-        x = layers.Activation("relu")(layers.BatchNormalization(name=f"norm{number}")(x))
-    return kd.Model(inputs, layers.Dense(10, name="head")(layers.GlobalAveragePooling2D()(x)))
-
-
-def depthwise():
-    middle = [layers.DepthwiseConv2D(5, padding="same", name=f"depth{number}") for number in range(2)]
-    last = [layers.GlobalAveragePooling2D(), layers.Dense(10, name="head")]
-    return kd.Sequential([kd.Input((32, 32, 32)), *middle, *last])
-
-
-def lstm():
-    middle = [layers.LSTM(128, return_sequences=True, name=f"lstm{number}") for number in range(2)]
-    return kd.Sequential([kd.Input((32, 64)), *middle, layers.Dense(10, name="head")])
 
 
 def stack():
@@ -162,11 +134,6 @@ CHANNELS: Rules = {
     "project./kernel": (None, None, M, None),
     "norm_[ab]./(gamma|beta|moving_.*)": (M,),
 }
-PAIRS: Rules = {
-    "conv[02]/kernel": (None, None, None, M),
-    "conv[13]/kernel": (None, None, M, None),
-    "norm[02]/(gamma|beta|moving_.*)": (M,),
-}
 OF_MIXTRAL: Rules = {r"layers/\d+/feed_forward/experts_(gate|up|down)": (E, None, None)}
 TABLES: Rules = {"table./embeddings": (M, None)}
 BOTH = (D, M)
@@ -176,12 +143,7 @@ NETWORKS = {
     "t5": Network(T5, (ints(4, 64), ints(4, 64)), ATTENTION | FEED_FORWARD | {"embed/embedding": (M, None)}),
     "gpt2": Network(Gpt2, (ints(4, 64), ints(4, 64)), FUSED | FEED_FORWARD),
     "mixtral": Network(mixtral, (ints(16, 32), ints(16, 32)), OF_MIXTRAL, (D, E), "data=2,expert=4"),
-    "experts": Network(experts, (ints(16, 32), ints(16, 32)), {"moe./experts_(gate|up|down)": (M, None, None)}, BOTH),
-    "resnet": Network(memory_networks.Resnet, (floats(16, 64, 64, 3), ints(16)), {}, BOTH),
     "mobile_net": Network(mobile_net, (floats(2, 16, 16, 128), ints(2)), CHANNELS),
-    "convolutions": Network(convolutions, (floats(4, 16, 16, 64), ints(4)), PAIRS),
-    "depthwise": Network(depthwise, (floats(16, 32, 32, 32), ints(16)), {}, BOTH),
-    "lstm": Network(lstm, (floats(16, 32, 64), ints(16, 32)), {}, BOTH),
     "stack": Network(stack, (floats(16, 32, 64), ints(16, 32)), {}, BOTH, kind=kd.FullySharded),
     "dlrm": Network(dlrm, ([ints(64, 4), floats(64, 16)], floats(64, 1)), TABLES, BOTH, loss="mse"),
 }
@@ -227,25 +189,9 @@ MISTAKES = {
         "mixtral", {r"layers/0/.*experts_.*": (E, None, None)}, ".*/1/.*/experts_.*"
     ),
     "mixtral: batch over one axis": Mistake("mixtral", OF_MIXTRAL, "input.*", D),
-    "experts: down whole": Mistake("experts", {"moe./experts_(gate|up)": (M, None, None)}, ".*/experts_down"),
-    "experts: whole": Mistake("experts", {}, ".*/experts_.*"),
-    "resnet: batch over one axis": Mistake("resnet", {}, "input.*", D),
-    "resnet: channels on the wrong dim": changed(
-        "resnet", {".*/second/kernel": (None, None, M, None)}, ".*/second/kernel"
-    ),
     "mobile_net: expand transposed": changed("mobile_net", {"expand./kernel": (None, None, M, None)}, "expand./kernel"),
     "mobile_net: depthwise whole": Mistake("mobile_net", without("mobile_net", "depth"), "depth.*"),
     "mobile_net: project whole": Mistake("mobile_net", without("mobile_net", "project"), "project.*"),
-    "convolutions: second transposed": Mistake(
-        "convolutions", PAIRS | {"conv[13]/kernel": (None, None, None, M)}, "conv[13]/kernel"
-    ),
-    "convolutions: third whole": Mistake(
-        "convolutions", without("convolutions", "conv[02]") | {"conv0/kernel": (None, None, None, M)}, "conv2/kernel"
-    ),
-    "depthwise: batch whole": Mistake("depthwise", {}, "input.*", ()),
-    "depthwise: batch over one axis": Mistake("depthwise", {}, "input.*", D),
-    "lstm: batch whole": Mistake("lstm", {}, "input.*", ()),
-    "lstm: batch over one axis": Mistake("lstm", {}, "input.*", D),
     "stack: batch over one axis": Mistake("stack", {}, "input.*", D),
     "dlrm: half of the tables": Mistake("dlrm", {"table[01]/embeddings": (M, None)}, "table./embeddings"),
     "dlrm: batch over one axis": Mistake("dlrm", TABLES, "(input|top|bottom).*", D),

@@ -11,7 +11,7 @@ from tests.planner.test_auto import MESH, STEPS
 TARGET, AXIS = "cpu:8", "model"
 MODELS = ["mlp, nnx", "block, nnx", "convnet"]
 MOST = 1.1  # the time of the choice, by that of any other layout
-MOST_LAYOUTS = 40 if soak.ROUNDS else 3
+MOST_LAYOUTS = 40 if soak.LARGE else 3
 
 
 def seconds_of(step, distribution):
@@ -37,7 +37,7 @@ def layouts(step, most):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.soak
+@soak.soak_if_large
 @pytest.mark.filterwarnings("ignore:not sharded")
 @pytest.mark.parametrize("name", MODELS if soak.LARGE else MODELS[:1])
 def test_no_layout_of_the_grid_is_much_faster(name):
@@ -60,8 +60,9 @@ def planned_seconds(step, distribution):
 
 
 @pytest.mark.slow
+@soak.soak_if_large
 @pytest.mark.filterwarnings("ignore:not sharded")
-@pytest.mark.parametrize("name", soak.few(MODELS, "mlp, nnx"))
+@pytest.mark.parametrize("name", MODELS if soak.LARGE else MODELS[:1])
 def test_without_a_target_it_is_as_fast_as_any_preset_on_the_devices_that_are_here(name):
     step = STEPS[name]
     factory, batch, loss = step

@@ -173,13 +173,3 @@ def test_a_branch_and_a_barrier_lead_on():
 
     classes = dim_classes(factory, np.zeros((4, 8), np.float32))
     assert classes.names_of("up/kernel")[1] == classes.names_of("down/kernel")[0] == "mlp"
-
-
-def test_logical_names_of_flax_are_names_of_classes():
-    def factory(rngs):
-        init = nnx.with_partitioning(nnx.initializers.ones, ("in", "wide"))
-        return nnx.Sequential(nnx.Linear(8, 32, kernel_init=init, rngs=rngs), nnx.relu, nnx.Linear(32, 8, rngs=rngs))
-
-    classes = dim_classes(factory, np.zeros((4, 8), np.float32))
-    assert classes.names_of("layers/2/kernel")[0] == "wide"
-    assert classes.logical_names == ("in", "wide")

@@ -1,14 +1,8 @@
 """What is read from the text of compiled programs: spelled by hand, by XLA for this machine, and by XLA for TPUs."""
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from keras_dist.planner.hlo import groups_of, parse_program
-from keras_dist.planner.hlo_text import nbytes_of
 
 MESH = {"data": 2, "model": 4}
 BY_DATA, BY_MODEL = [[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -257,20 +251,6 @@ def test_layers_are_those_of_the_innermost_scope_and_of_combined_ones_none():
     assert found("jit(t)/(jvp(module up)/dot_general:jvp(module down)/reduce_sum)") == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [
-        ("f32[8,4]{1,0:T(8,128)}", 128),
-        ("(bf16[3]{0}, s32[], token[])", 10),
-        ("pred[5]", 5),
-        ("s4[4]", 2),
-        ("c64[2]", 16),
-    ],
-)
-def test_bytes_of_types(text, nbytes):
-    assert nbytes_of(text) == nbytes
-
-
 def flops(line):
     text = f"""ENTRY %main (x: f32[4,16,8], y: f32[4,8,32]) -> f32[] {{
   %x = bf16[4,16,8]{{2,1,0}} parameter(0)
@@ -319,38 +299,6 @@ ENTRY %main (stack: f32[48,16], at: s32[], x: f32[1,16]) -> f32[48,16] {
   ROOT %out = f32[48,16]{1,0} fusion(%stack, %at, %row), kind=kLoop, calls=%put
 }"""
     assert parse_program(text).nbytes_accessed() == (64 + 4 + 64 + 64) + (4 + 64 + 64)
-
-
-def scanned(kernels, x):
-    def block(x, kernels):
-        return x + jax.nn.relu(x @ kernels["up"]) @ kernels["down"], None
-
-    return jnp.mean(jax.lax.scan(block, x, kernels)[0] ** 2)
-
-
-def test_xla_s_own_text_of_a_scanned_tensor_parallel_step():
-    blocks, width, hidden, rows = 3, 16, 64, 8
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), tuple(MESH))
-
-    def array(shape, *axes):
-        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*axes)))
-
-    kernels = {
-        "up": array((blocks, width, hidden), None, None, "model"),
-        "down": array((blocks, hidden, width), None, "model"),
-    }
-    x = array((rows, width), "data")
-    step = jax.jit(jax.grad(scanned), out_shardings=jax.tree.map(lambda leaf: leaf.sharding, kernels))
-    program = parse_program(step.lower(kernels, x).compile().as_text())
-    moved = {}
-    for each in program.collectives(MESH):
-        moved[each.kind, each.axes] = moved.get((each.kind, each.axes), 0) + each.nbytes * each.turns
-    activation = 4 * rows // 2 * width
-    assert moved == {
-        ("all_reduce", ("model",)): 2 * blocks * activation,  # forward, and for the gradient of what a block takes
-        ("all_reduce", ("data",)): blocks * 4 * 2 * width * hidden // 4,
-    }
-    assert program.flops() == blocks * 3 * 2 * 2 * rows // 2 * width * hidden // 4
 
 
 def test_kernels_are_counted_by_name_and_their_metadata_ends_no_computation():

@@ -11,7 +11,7 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.distribution.render import render_axes, render_bytes
-from keras_dist.errors import ModelError, WriteError
+from keras_dist.errors import WriteError
 from keras_dist.planner import CompiledFigures, PlanReport
 from tests import browser, layouts
 
@@ -33,7 +33,7 @@ def report() -> PlanReport:
 
 @pytest.fixture(scope="module")
 def large() -> PlanReport:
-    """Twelve blocks on 1024 devices that are not there."""
+    """Four blocks on 1024 devices that are not there."""
     mesh = kd.DeviceMesh("slice=2,data=32,model=16", devices=[f"tpu:{index}" for index in range(1024)])
     rules = kd.LayoutMap(mesh)
     rules["up.*/kernel"], rules["down.*/kernel"] = (("slice", "data"), "model"), ("model", ("slice", "data"))
@@ -41,7 +41,7 @@ def large() -> PlanReport:
     def factory():
         blocks = [
             layer
-            for index in range(12)
+            for index in range(4)
             for layer in (layers.Dense(65536, name=f"up_{index}"), layers.Dense(2048, name=f"down_{index}"))
         ]
         return kd.Sequential([kd.Input((2048,)), *blocks])
@@ -156,7 +156,7 @@ def test_arrays_that_lie_alike_share_a_picture(large_page):
     assert len(text) < 500_000
     labels = [picture.get("aria-label") for picture in pictures_in(text)]
     assert labels.count("up_0/kernel: 2048 x 65536 in 1024 blocks") == 1 and not [x for x in labels if "up_1/" in x]
-    assert "and 11 more with this layout" in text and "<li>up_11/kernel</li>" in text
+    assert "and 3 more with this layout" in text and "<li>up_3/kernel</li>" in text
     assert len(labels[0]) < 100 and len(pictures_in(text)[0].findall("g")) == 16 * 16 - 16
 
 
@@ -201,12 +201,6 @@ def _dead_rule():
     rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
     rules["d9/kernel"] = (None, "model")
     return rules
-
-
-@pytest.mark.parametrize("wrong", [None, 3, "", "a\0b"])
-def test_a_path_is_needed(report, wrong):
-    with pytest.raises(ModelError, match="`path` must be a path"):
-        report.to_html(wrong)
 
 
 def test_a_place_that_is_not_there(report, tmp_path):

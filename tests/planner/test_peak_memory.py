@@ -1,4 +1,6 @@
-"""The estimate of the peak of intermediate results: of small programs by hand, of a bank of models against XLA."""
+"""The estimate of the peak of intermediate results, of small programs by hand; `test_memory_records` has models."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +8,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from keras_dist.planner import peak_memory, propagate, verdict
-from keras_dist.planner.targets import as_target
-from tests.planner import memory_bank, memory_records
-from tests.soak import LARGE, few
+from keras_dist.planner import peak_memory, propagate
 
 ROWS, WIDTH, TURNS = 64, 128, 16
 NBYTES = 4 * ROWS * WIDTH
@@ -43,15 +42,6 @@ def test_a_view_keeps_its_array_alive():
     assert peak(function, (ROWS, WIDTH), (WIDTH, WIDTH)) == 3 * NBYTES, "both products, and the sorted array"
 
 
-def test_stacked_results_of_a_loop_are_held():
-    def function(x, kernel):
-        _, stacked = jax.lax.scan(lambda x, _: (x @ kernel, x), x, length=TURNS)
-        return stacked
-
-    found = peak(function, (ROWS, WIDTH), (WIDTH, WIDTH))
-    assert TURNS * NBYTES < found <= (TURNS + 3) * NBYTES, "the stack, what is carried, and a product"
-
-
 def test_the_backward_pass_of_a_loop_reads_what_the_forward_pass_stacked():
     def loss(kernel, x):
         x, _ = jax.lax.scan(lambda x, _: (jnp.tanh(x @ kernel), None), x, length=TURNS)
@@ -67,18 +57,6 @@ def test_a_scanned_stack_is_not_counted_for_each_turn():
 
     deep, deeper = (peak(function, (depth, WIDTH, WIDTH), (ROWS, WIDTH)) for depth in (4, 400))
     assert deep == deeper <= 2 * NBYTES + 4 * WIDTH * WIDTH
-
-
-def test_cheap_operations_are_computed_again_and_costly_ones_kept():
-    def of(operation):
-        def function(x, kernel):
-            hidden = x @ kernel
-            first = operation(hidden) @ kernel
-            return jnp.sum(jnp.sort(first, 0) * operation(hidden))
-
-        return peak(function, (ROWS, WIDTH), (WIDTH, WIDTH))
-
-    assert of(jnp.negative) <= of(jnp.exp)
 
 
 def test_tpus_hold_rounded_what_only_products_read():
@@ -124,6 +102,11 @@ def test_tpus_pad_images_with_few_channels_in_small_batches():
 
     assert of(8, 16, "tpu") >= 7 * of(8, 16, "cpu"), "16 channels as 128"
     assert of(256, 16, "tpu") <= of(256, 16, "cpu"), "the batch is the last dim"
+    names = ("NHWC", "HWIO", "NHWC")
+    empty = functools.partial(
+        jax.lax.conv_general_dilated, window_strides=(1, 1), padding="SAME", dimension_numbers=names
+    )
+    assert peak(empty, (16, 8, 8, 0), (3, 3, 0, 0), platform="tpu") == 0, "no channels need no padding"
 
 
 def test_tpus_compute_operands_of_products_in_the_product():
@@ -222,19 +205,16 @@ def test_tpus_store_what_remat_keeps_for_the_backward_pass():
 
         return peak(function, (ROWS, WIDTH), (WIDTH, WIDTH), platform="tpu")
 
-    assert of(jax.lax.optimization_barrier) == of(lambda values: values) + NBYTES // 2, "rounded for the product"
-
-
-def test_tpus_round_what_a_barrier_gives_only_to_products():
-    def of(keep):
+    def of_kernel(keep):
         def function(x, kernel):
-            hidden = jnp.sort(x, 0)
-            kernel, hidden = keep((kernel, hidden))
+            kernel, hidden = keep((kernel, jnp.sort(x, 0)))
             return jnp.sum(x @ kernel) + jnp.sum(jnp.sort(hidden, 1) * hidden)
 
         return peak(function, (ROWS, WIDTH), (WIDTH, WIDTH), platform="tpu")
 
-    assert of(jax.lax.optimization_barrier) == of(lambda values: values), "the kernel alone is only read by a product"
+    barrier = jax.lax.optimization_barrier
+    assert of(barrier) == of(lambda values: values) + NBYTES // 2, "rounded for the product"
+    assert of_kernel(barrier) == of_kernel(lambda values: values), "only the kernel is read by a product alone"
 
 
 def test_tpus_store_nothing_in_place_of_what_is_stored_with_its_reduction():
@@ -379,14 +359,6 @@ def test_cpus_join_independent_reductions_over_equal_axes():
     assert found == pytest.approx(4 * 4 * WIDTH**2, rel=0.01), "two products, and their sums, at the same time"
 
 
-def test_cpus_store_no_array_in_place_of_one_of_another_shape():
-    def of(shape):
-        return peak(lambda x, kernel: (x @ kernel).reshape(shape) * 2, (ROWS, WIDTH), (WIDTH, WIDTH))
-
-    assert of((ROWS, WIDTH)) == NBYTES
-    assert of((2 * ROWS, WIDTH // 2)) == 2 * NBYTES
-
-
 def test_tpus_compare_indices_to_take_one_element_of_each_row():
     def loss(x, kernel, places):
         taken = jnp.take_along_axis(x @ kernel, places.astype(jnp.int32), axis=1)
@@ -423,62 +395,6 @@ def test_operations_of_unknown_memory_are_named():
         assert figures_of(lambda x, name=name: jax.ffi.ffi_call(name, x)(x), *shapes).opaque == expected
 
 
-_FEW = ["8 LSTM", "scanned stages", "24 linear layers"]
-_RECORDED = [(target, each) for target, cases in memory_records.recorded().items() for each in cases]
-_IN_MAKE_TEST = [case for case in _RECORDED if case[1].name == "24 linear layers"]
-
-
-def test_the_page_lists_what_is_recorded():
-    assert memory_records.PAGE.read_text() == memory_records.page()
-
-
-@pytest.mark.parametrize(("target", "known"), _RECORDED, ids=lambda each: getattr(each, "name", each))
-def test_no_step_fits_into_less_than_its_recorded_peak(target, known):
-    """As on a device that has one byte less, and keeps nothing for itself."""
-    margin = verdict._MARGINS.get(as_target(target).platform, verdict._MARGIN)
-    most, limit = known.state + int(margin * known.estimate), known.state + known.compiled - 1
-    assert verdict.Verdict(target, limit, known.state, most, {}, None).fits is not True
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    "case",
-    few([case for case in _RECORDED if LARGE or case[1].name in _FEW], *_IN_MAKE_TEST),
-    ids=lambda case: f"{case[0]}-{case[1].name}-{case[1].layout}",
-)
-def test_the_estimate_is_as_recorded(case):
-    target, known = case
-    skip_another_program(known.name)
-    program = memory_bank.traced(known.name, known.layout, target, known.rows)
-    assert propagate(program.lowered).activation_nbytes == pytest.approx(known.estimate, rel=0.01)
-
-
-def skip_another_program(name):
-    if name == "scanned stages" and not jax.__version__.startswith("0.10."):
-        pytest.skip("recorded with jax 0.10, where XLA and the estimate have 1.5 times the bytes of jax 0.12")
-
-
-def compiled_again(target, names):
-    names = [name for name in names if name != "scanned stages" or jax.__version__.startswith("0.10.")]
-    for known in memory_records.recorded()[target]:
-        if known.layout == "data" and known.name in names:
-            found = memory_bank.compared(known.name, known.layout, target, known.rows)
-            assert found.state + found.compiled == pytest.approx(known.state + known.compiled, rel=0.05)
-
-
-@pytest.mark.soak
-@pytest.mark.multiprocess
-def test_the_compiled_peaks_on_cpus_are_as_recorded():
-    compiled_again("cpu:8", list(memory_bank.BANK) if LARGE else _FEW)
-
-
-@pytest.mark.soak
-@pytest.mark.multiprocess
-def test_the_compiled_peaks_on_tpus_are_as_recorded():
-    pytest.importorskip("libtpu", reason="the extra `tpu` is not installed")
-    compiled_again("v5e:2x4", ["scanned stages", "3 GRU"] if LARGE else ["3 GRU"])
-
-
 def test_a_long_chain_before_products_is_estimated():
     def chain(x, w):
         for _ in range(600):
@@ -486,10 +402,3 @@ def test_a_long_chain_before_products_is_estimated():
         return x @ w
 
     assert peak(chain, (64, 64), (64, 64), platform="tpu") > 0
-
-
-def test_images_of_no_channels_need_no_padding():
-    def convolve(x, kernel):
-        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-    assert peak(convolve, (16, 8, 8, 0), (3, 3, 0, 0), platform="tpu") == 0

@@ -9,7 +9,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import layers
-from keras_dist.errors import ModelError, PlanError, PlanFileError, WriteError
+from keras_dist.errors import PlanError, PlanFileError, WriteError
 from keras_dist.planner import assert_plan
 from keras_dist.planner.plan_snapshots import UPDATE_VARIABLE
 from tests import layouts
@@ -181,12 +181,3 @@ def test_a_place_that_cannot_be_written(report, tmp_path):
         with pytest.raises(WriteError, match="was not written") as caught:
             assert_plan(report, place, update=True)
         assert caught.value.filename == str(place) and "choose another path" in caught.value.fix
-
-
-def test_arguments(report, tmp_path):
-    with pytest.raises(ModelError, match="`report` must be a PlanReport"):
-        assert_plan({}, tmp_path / "plan.json")
-    with pytest.raises(ModelError, match="`path` must be a path"):
-        assert_plan(report, None)
-    with pytest.raises(ModelError, match="`update` must be True"):
-        assert_plan(report, tmp_path / "plan.json", update="yes")

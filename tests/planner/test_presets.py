@@ -20,7 +20,6 @@ X = np.random.default_rng(0).normal(size=models.SEQUENCES.shape).astype(np.float
 BLOCK = models.Block, (X, X[::-1].copy()), "mse"
 MLP = models.Mlp, (models.X, models.X), "mse"
 CONVNET = models.Convnet, (models.IMAGES, models.CLASSES), models.CROSSENTROPY
-LOOKUP = models.Lookup, (models.TOKENS, models.CLASSES), models.CROSSENTROPY
 
 
 def live_nbytes(model):
@@ -41,14 +40,9 @@ def trained(distribution, factory, batch, loss):
 
 PRESETS = {
     "data_parallel": (lambda *_: presets.data_parallel(kd.DeviceMesh("data=8")), BLOCK),
-    "data_parallel over two axes": (lambda *_: presets.data_parallel(kd.DeviceMesh(MESH)), LOOKUP),
-    "zero1": (lambda *_: presets.zero1(kd.DeviceMesh("data=8")), MLP),
+    "data_parallel over two axes": (lambda *_: presets.data_parallel(kd.DeviceMesh(MESH)), MLP),
     "fully_sharded": (lambda *_: presets.fully_sharded(kd.DeviceMesh(MESH)), CONVNET),
     "tensor_parallel": (lambda *step: presets.tensor_parallel(*step[:2], kd.DeviceMesh(MESH), loss=step[2]), BLOCK),
-    "tensor_parallel, channels": (
-        lambda *step: presets.tensor_parallel(*step[:2], kd.DeviceMesh(MESH), loss=step[2]),
-        CONVNET,
-    ),
     "hybrid": (
         lambda *step: presets.hybrid(*step[:2], kd.DeviceMesh(MESH), fsdp="data", tensor="model", loss=step[2]),
         BLOCK,

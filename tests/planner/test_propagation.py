@@ -1,21 +1,14 @@
 """What Shardy finds in a step: collectives, FLOPs and memory, beside the textbook, other programs and XLA's own."""
 
-import functools
-import math
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from flax import nnx
 from jax.experimental import pallas as pl
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import keras_dist as kd
-from keras_dist import layers
-from keras_dist.planner import peak_memory, propagate
-from tests.training.collectives import collectives_of
+from keras_dist.planner import propagate
 
 BLOCKS, WIDTH, HIDDEN, ROWS = 3, 16, 64, 8
 MESH = {"data": 2, "model": 4}
@@ -76,35 +69,6 @@ def test_flops_are_shared_by_the_devices(loss, name):
     assert propagate(lowered(loss, LAYOUTS[name][0])).flops == 2 * products // shards
 
 
-def test_a_thousand_devices_need_no_device():
-    found = propagate(lowered(scanned, LAYOUTS["tensor parallel"][0], {"data": 64, "model": 16}, rows=128))
-    assert found.nbytes_by_axes() == {
-        ("all_reduce", ("data",)): 4 * (2 * BLOCKS * WIDTH * HIDDEN // 16 + 1),
-        ("all_reduce", ("model",)): 2 * BLOCKS * 4 * 2 * WIDTH,
-    }
-
-
-def test_memory_is_that_of_the_results_that_are_live_at_once():
-    mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
-    x = jax.ShapeDtypeStruct((64, 8), jnp.float32, sharding=NamedSharding(mesh, P("data")))
-    shard = 4 * 64 * 8 // 4
-
-    def peak(function):
-        step = jax.jit(function, out_shardings=NamedSharding(mesh, P("data")))
-        nbytes = propagate(step.trace(x).lower(lowering_platforms=("cpu",))).activation_nbytes
-        return round(nbytes / peak_memory.GAPS)
-
-    assert peak(jnp.sin) == shard
-    assert peak(lambda x: jnp.cos(jnp.exp(jnp.sin(x)))) == shard, "one fusion"
-    assert peak(lambda x: jnp.sin(x) + jnp.cos(x)) == shard
-    assert peak(lambda x: (jnp.sin(x) @ jnp.ones((8, 8))) @ jnp.ones((8, 8))) == 2 * shard + 4 * 8 * 8
-    assert peak(lambda x: jnp.sort(x, axis=1) + 1) == shard, "in place"
-    reshaped = peak(lambda x: jnp.sort(x, axis=1).reshape(64, 4, 2) + 1)
-    assert reshaped == 2 * shard, "XLA for CPUs has the sorted array as a temporary one"
-    turns = peak(lambda x: jax.lax.fori_loop(0, 100, lambda _, x: jnp.cos(jnp.exp(jnp.sin(x))), x))
-    assert turns == shard + 4, "the turns of a loop share their memory, and there is a counter"
-
-
 KINDS = {
     "all_gather": (P("data"), lambda x, to: to(x, P()), 4 * 64),
     "all_to_all": (P("data"), lambda x, to: to(x, P(None, "data")), 4 * 64 // 8),
@@ -138,60 +102,6 @@ def test_loops_whose_turns_are_not_known_count_once_and_say_so():
     found = propagate(jax.jit(step).trace(x).lower(lowering_platforms=("cpu",)))
     assert {each.turns for each in found.collectives} == {0}
     assert found.nbytes_by_axes() == {("all_reduce", ("data",)): 4 * len(found.collectives)}
-
-
-class Foreign(nnx.Module):
-    """Modules of Flax, one of them in a list."""
-
-    def __init__(self, rngs):
-        self.up = nnx.List([nnx.Linear(WIDTH, HIDDEN, rngs=rngs)])
-        self.down = nnx.Linear(HIDDEN, WIDTH, rngs=rngs)
-
-    def __call__(self, x):
-        return self.down(nnx.relu(self.up[0](x)))
-
-
-def sequential():
-    return kd.Sequential(
-        [kd.Input((WIDTH,)), layers.Dense(HIDDEN, activation="relu", name="up"), layers.Dense(WIDTH, name="down")]
-    )
-
-
-def distributed(name):
-    if name == "data parallel":
-        return kd.DataParallel()
-    rules = kd.LayoutMap(kd.DeviceMesh(MESH))
-    rules[".*up.*/kernel"], rules[".*up.*/bias"], rules[".*down/kernel"] = (None, "model"), ("model",), ("model", None)
-    return kd.ModelParallel(rules)
-
-
-@functools.cache
-def model(kind, name):
-    with distributed(name).scope():
-        made = sequential() if kind == "own" else kd.Model.from_nnx(Foreign, seed=0)
-    made.compile("adam", "mse")
-    return made
-
-
-X = np.zeros((ROWS, WIDTH), np.float32)
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", ["own", "foreign"])
-def test_xla_moves_as_much(kind, name):
-    reduced = collectives_of(model(kind, name).lower_train_step(X, X))
-    assert {of for of, _ in reduced} == {"all-reduce"}
-    found = model(kind, name).plan(X, X).step.nbytes_by_axes()
-    assert sum(found.values()) == sum(4 * math.prod(shape) for _, shapes in reduced for shape in shapes)
-
-
-@pytest.mark.parametrize(("kind", "up"), [("own", "up"), ("foreign", "up/0")])
-def test_layers_are_named_also_in_the_backward_pass(kind, up):
-    found = model(kind, "tensor parallel").plan(X, X).step.collectives
-    over = {axis: [each.layer for each in found if each.axes == (axis,) and each.nbytes > 4] for axis in MESH}
-    assert over["model"] == ["down"]
-    assert set(over["data"]) == {up, "down"}
 
 
 def test_what_is_not_lowered_is_refused():

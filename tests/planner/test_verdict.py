@@ -13,7 +13,6 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist import layers
-from keras_dist.errors import ConfigError, MeshError, UnknownNameError
 
 GIB = 2**30
 SIZE = 16384
@@ -170,27 +169,3 @@ def test_a_program_that_is_compiled():
     assert "compiled" in text and "none" in text and report.fits is None
     found = json.loads(report.to_json())["verdict"]
     assert found["compiled"]["flops"] == compiled.flops and found["compiled"]["roofline"]["bottleneck"]
-
-
-@pytest.mark.parametrize(
-    ("target", "error", "said"),
-    [
-        ("v5x:2x4", UnknownNameError, "`target`: unknown chip"),
-        ("v5e:", ConfigError, "`target` must be"),
-        (3, ConfigError, "`target` must be"),
-    ],
-)
-def test_targets_that_are_none(target, error, said):
-    x = jax.ShapeDtypeStruct((32, SIZE), np.float32)
-    with pytest.raises(error, match=said):
-        kd.plan(factory, x, target=target)
-
-
-def test_a_mesh_of_another_size():
-    with pytest.raises(MeshError, match="must have all of its 8 devices"):
-        kd.plan(
-            factory,
-            jax.ShapeDtypeStruct((32, SIZE), np.float32),
-            kd.DataParallel(kd.DeviceMesh("data=16", devices=kd.planner.devices("v5e:4x4"))),
-            target="v5e:2x4",
-        )

@@ -33,20 +33,6 @@ def same(one: Any, other: Any) -> bool:
     return bool((np.asarray(one) == np.asarray(other)).all())
 
 
-@pytest.mark.first_cases(2)
-@EVERY_FUNCTION
-def test_an_integer_gives_the_same_in_each_call(draw):
-    assert same(draw(seed=7), draw(seed=7))
-    assert not same(draw(seed=7), draw(seed=8))
-
-
-@EVERY_FUNCTION
-def test_a_generator_goes_on(draw):
-    generator = random.SeedGenerator(7)
-    first = draw(seed=generator)
-    assert same(first, draw(seed=7)) and not same(first, draw(seed=generator))
-
-
 @EVERY_FUNCTION
 def test_without_a_seed_numbers_follow_from_that_of_the_process(draw, monkeypatch):
     monkeypatch.setattr(random.seeds, "_seed", None)
@@ -104,14 +90,10 @@ def test_what_is_no_seed(seed):
 
 
 class Noise(Layer):
-    """Adds numbers that a generator, or nobody, gives."""
-
-    def __init__(self, owns_a_generator: bool, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.generator = random.SeedGenerator() if owns_a_generator else None
+    """Adds numbers for which it has no generator."""
 
     def call(self, inputs: Any) -> Any:
-        return inputs + random.normal(inputs.shape, seed=self.generator)
+        return inputs + random.normal(inputs.shape)
 
 
 def model_with(layer: Layer) -> Any:
@@ -122,31 +104,10 @@ def model_with(layer: Layer) -> Any:
 
 
 def test_a_layer_without_a_generator_says_so_before_numbers_become_constants():
-    model = model_with(Noise(False))
+    model = model_with(Noise())
     with pytest.raises(ModelError, match="random numbers without a seed") as caught:
         model.predict(np.zeros((2, 3), "f4"), verbose=0)
     assert caught.value.fix.startswith("seed=self.seed_generator in call, a SeedGenerator that the layer creates")
-
-
-def test_a_layer_with_a_generator_draws_other_numbers_in_each_step():
-    model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(3, trainable=False), Noise(True)])
-    model.compile("sgd", "mse")
-    losses = model.fit(np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), epochs=2, verbose=0).history
-    assert losses["loss"][0] != losses["loss"][1]
-
-
-def test_an_initializer_without_a_seed_follows_that_of_the_model():
-    def draw(shape: Any, dtype: Any) -> Any:
-        return random.normal(shape, dtype=dtype)
-
-    def weights(seed: int) -> Any:
-        random.set_random_seed(seed)
-        model = kd.Sequential(
-            [kd.Input((3,)), kd.layers.Dense(2, kernel_initializer=lambda shape, dtype: random.normal(shape))]
-        )
-        return model.get_weights()[0]
-
-    assert same(weights(1), weights(1)) and not same(weights(1), weights(2))
 
 
 @pytest.mark.parametrize("is_born", [True, False])
