@@ -14,7 +14,6 @@ from keras_dist.errors import DataError
 
 CONTIGUOUS = {count: [device * count // 8 for device in range(8)] for count in (1, 2, 4, 8)}
 INTERLEAVED = {count: [device % count for device in range(8)] for count in (1, 2, 4, 8)}
-ORDERS = {"contiguous": CONTIGUOUS, "interleaved": INTERLEAVED}
 MESHES = ["data=8,model=1", "data=4,model=2", "data=2,model=4", "data=1,model=8"]
 
 

@@ -14,6 +14,10 @@ LARGE = ROUNDS > 1
 """Whether it takes each model on each mesh, and as many steps and bytes as show what is rare: not in a single round."""
 
 
+often = pytest.mark.soak if ROUNDS != 1 else pytest.mark.slow
+"""Of what a single round would only repeat, right after `make test-all`."""
+
+
 def crossed(*choices: Iterable[Any]) -> list[tuple[Any, ...]]:
     """The product of `choices` if `LARGE`; else as many of it as the longest has, so that each value is in one."""
     lists = [[*one] for one in choices]

@@ -1,7 +1,5 @@
 """Distributions from config files."""
 
-import json
-
 import pytest
 
 import keras_dist as kd
@@ -35,26 +33,6 @@ def test_model_parallel(tmp_path):
     assert found == kd.ModelParallel(rules, "data")
     assert found.batch_dim_name == "data"
     assert not found.strict
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (
-            "run.json",
-            json.dumps(
-                {"mesh": {"shape": {"data": 2, "model": 4}}, "distribution": {"layout": {"k": [None, "model"]}}}
-            ),
-        ),
-        ("run.yaml", "mesh: {shape: {data: 2, model: 4}}\ndistribution: {layout: {k: [null, model]}}\n"),
-        ("run.toml", '[mesh]\nshape = "data=2,model=4"\n[distribution.layout]\nk = ["-", "model"]\n'),
-    ],
-)
-def test_the_formats_say_the_same(tmp_path, name, text):
-    found = from_text(tmp_path, text, name)
-    assert isinstance(found, kd.ModelParallel)
-    assert found.layout_map["k"].axes == (None, "model")
-    assert found.device_mesh == kd.DeviceMesh("data=2,model=4")
 
 
 def test_data_parallel_with_sharded_optimizer(tmp_path):

@@ -17,7 +17,6 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import keras_dist
 from keras_dist._support import extras
 from keras_dist.cli.app import app
 from tests import forks
@@ -232,12 +231,6 @@ def test_errors_name_the_packages_of_an_extra_and_no_index_is_asked_for_keras_di
     assert not [
         str(file) for file in texts if "pip install 'keras_dist" in file.read_text() and "CHANGE" not in file.name
     ]
-
-
-def test_what_is_logged_as_loss_is_said_to_be_weighted_by_rows():  # which tests/models/test_token_weights.py computes
-    page = (ROOT / "docs" / "reference" / "beyond_keras.md").read_text()
-    said = [page, keras_dist.Model.fit.__doc__, keras_dist.Model.evaluate.__doc__]
-    assert all("weighted by their rows" in re.sub(r"\s+(# )?", " ", text) for text in said)
 
 
 def test_the_ways_to_install_are_extras_that_jax_has():

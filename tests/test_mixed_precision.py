@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -191,18 +190,6 @@ class TestLossScale:
             assert model.optimizer.learning_rate == 0.5
         assert model.get_compile_config()["auto_scale_loss"] is True
 
-    def test_compiling_with_the_same_optimizer_goes_on_with_its_slots(self) -> None:
-        inner = optimizers.SGD(0.1, momentum=0.9)
-        model = network("mixed_float16")
-        model.compile(inner, "mse")
-        model.train_on_batch(X, Y)
-        before = [slot.numpy() for slot in model.optimizer.variables]
-        model.compile(inner, "mse")
-        np.testing.assert_equal([slot.numpy() for slot in model.optimizer.variables], before)
-        assert any(np.any(slot) for slot in before)
-        model.compile(optimizers.SGD(0.1, momentum=0.9), "mse")
-        assert not np.any(model.optimizer.variables[-1].numpy())
-
     def test_a_step_with_infinite_gradients_is_skipped_and_halves_the_scale(self) -> None:
         model = network("mixed_float16")
         model.compile(optimizers.LossScaleOptimizer(optimizers.SGD(0.1), 2.0**15, 2), "mse")
@@ -227,28 +214,6 @@ class TestLossScale:
             model.train_on_batch(X, Y)
             found[scaled] = float(np.max(np.abs(model.get_layer("d2").kernel.numpy() - before)))
         assert found[True] > 0 == found[False]
-
-    def test_the_numbers_are_those_of_the_inner_optimizer(self) -> None:
-        params: Any = {"w": jnp.array([1.0, -2.0])}
-        for inner in (optimizers.Adam(0.1, use_ema=True), optimizers.SGD(0.1, loss_scale_factor=4.0)):
-            scaled = optimizers.LossScaleOptimizer(inner)
-            state, plain = scaled.init(params), inner.init(params)
-            factor = inner.loss_scale_factor or 1.0
-            grads = 3 * np.array([1.0, -2.0], np.float32) ** 2
-            update, update_plain = jax.jit(scaled.update), jax.jit(inner.update)
-            for _ in range(3):
-                steps, state = update({"w": grads * 2.0**15}, state, params)
-                expected, plain = update_plain({"w": grads * factor}, plain, params)
-                np.testing.assert_allclose(steps["w"], expected["w"], rtol=1e-6)
-            np.testing.assert_allclose(
-                scaled.finalize(state, params)["w"], inner.finalize(plain, params)["w"], rtol=1e-6
-            )
-
-    def test_it_can_be_written_down(self) -> None:
-        optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(0.1), 8.0, 3, name="scaled")
-        again: Any = optimizers.deserialize(optimizers.serialize(optimizer))
-        assert again.get_config() == optimizer.get_config()
-        assert (again.inner_optimizer.learning_rate, again.initial_scale, again.dynamic_growth_steps) == (0.1, 8.0, 3)
 
     def test_what_belongs_to_the_inner_optimizer_is_refused(self) -> None:
         with pytest.raises(errors.ModelError, match="clipnorm"):

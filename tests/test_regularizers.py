@@ -13,14 +13,6 @@ from keras_dist.errors import ModelError, UnknownNameError
 X = jnp.array([[1.0, -2.0], [0.0, 3.0]])
 
 
-class Mean(regularizers.Regularizer):
-    def __init__(self, factor: float = 1.0) -> None:
-        self.factor = factor
-
-    def __call__(self, x: Any) -> Any:
-        return self.factor * jnp.mean(x)
-
-
 @pytest.mark.parametrize(
     ("regularizer", "penalty"),
     [

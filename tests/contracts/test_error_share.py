@@ -92,23 +92,6 @@ def _lines(node: ast.expr | ast.stmt) -> set[int]:
     return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ('"""Documentation."""\n\n# comment\nx = 1\n', (0, 1)),
-        ('raise ValueError("no")\n', (0, 1)),
-        ('raise DataError(\n    "no rows",\n    fix="add one",\n)\n', (4, 4)),
-        ("if x:\n    raise check_error(x)\n", (1, 2)),
-        ('def f():\n    """Text."""\n    return ModelError("no", given="x")\n', (1, 2)),
-        ('x = 1\nfix = "a"\nraise DataError(x, fix=fix)\n', (3, 3)),
-        ('a, fix = 1, "a"\nraise DataError("no", fix=fix)\n', (1, 2)),
-        ("x = mean_squared_error(\n    a,\n    b,\n)\n", (0, 4)),
-    ],
-)
-def test_lines_are_counted(source, expected):
-    assert counted(source) == expected
-
-
 @pytest.mark.slow
 def test_the_share_of_errors_is_within_its_budget():
     counts = by_room()

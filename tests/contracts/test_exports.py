@@ -7,7 +7,6 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import distribution
-from tests.contracts.processes import run_python
 
 NOT_AT_THE_TOP = {
     "distribution", "Cluster", "CommunicationOptions", "cluster", "is_chief", "process_count", "process_index",
@@ -26,30 +25,9 @@ def test_every_name_resolves(package):
     assert set(module.__all__) <= set(dir(module))
 
 
-@pytest.mark.parametrize("name", AT_THE_TOP)
-def test_distribution_names_are_at_the_top(name):
-    assert getattr(kd, name) is getattr(distribution, name)
-    assert name in kd.__all__
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "DataParallel",
-        "DeviceMesh",
-        "LayoutMap",
-        "ModelParallel",
-        "TensorLayout",
-        "distribute_tensor",
-        "distribution",
-        "get_device_count",
-        "initialize",
-        "list_devices",
-        "set_distribution",
-    ],
-)
-def test_has_the_names_of_keras(name):
-    assert name in distribution.__all__
+def test_distribution_names_are_at_the_top():
+    for name in AT_THE_TOP:
+        assert getattr(kd, name) is getattr(distribution, name) and name in kd.__all__, name
 
 
 def test_distribution_is_the_package_and_in_it_the_current_one():
@@ -60,13 +38,3 @@ def test_distribution_is_the_package_and_in_it_the_current_one():
 def test_a_name_that_is_not_there():
     with pytest.raises(AttributeError, match="has no attribute 'DeviceMsh'"):
         _ = kd.DeviceMsh  # type: ignore[attr-defined]
-
-
-def test_is_typed():
-    assert importlib.resources.files(kd).joinpath("py.typed").is_file()
-
-
-@pytest.mark.multiprocess
-def test_data_is_there_without_an_import_of_its_own():
-    found = run_python("import keras_dist as kd; print(kd.data.__name__, 'data' in dir(kd))")
-    assert found.split() == ["keras_dist.data", "True"]

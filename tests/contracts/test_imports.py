@@ -16,7 +16,9 @@ def loaded(program: str, *names: str) -> list[str]:
     return run_python(f"import sys\n{program}\n{LOADED.format(names=names)}").split()
 
 
-@pytest.mark.parametrize("program", ["import keras_dist", "import keras_dist.config", "import keras_dist.errors"])
+@pytest.mark.parametrize(
+    "program", ["import keras_dist", "import keras_dist.config, keras_dist.errors, keras_dist.saving"]
+)
 def test_loads_no_jax(program):
     assert loaded(program, "jax", "jaxlib", "flax", "optax") == []
 

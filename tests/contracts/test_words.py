@@ -53,16 +53,6 @@ def in_project() -> list[tuple[str, str, int, str]]:
     ]
 
 
-def test_the_patterns_are_found():
-    text = '"""What a layer gives."""\n# those of the batch, which is no list\nplain\n'
-    assert [(name, number) for name, number, _ in banned(text, is_python=True)] == [
-        ("a noun clause for a verb", 1),
-        ("those of, that of", 2),
-        ("is no, are no", 2),
-    ]
-    assert [name for name, *_ in banned(text, is_python=False)] == ["those of, that of", "is no, are no"]
-
-
 if __name__ == "__main__":
     found = in_project()
     if "--check" not in sys.argv:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import keras_dist as keras
-from keras_dist.datasets import digits
-from tests.soak import LARGE
+from tests.soak import LARGE, often
 
 SHAPES = [(8, 1), (4, 2), (2, 4), (1, 8)] if LARGE else [(2, 4)]
 
@@ -73,7 +72,7 @@ def test_data_parallel(data_parallel):
         assert other.layout_plan.mesh.shape == model.layout_plan.mesh.shape == (8,)
 
 
-@pytest.mark.soak
+@often
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.filterwarnings("ignore:1 layout rule:keras_dist.errors.LayoutWarning")  # the guide's layer has no bias
 def test_model_parallel(shape, data_parallel):
@@ -81,37 +80,3 @@ def test_model_parallel(shape, data_parallel):
     model, losses = train_on_noise()
     assert model.get_layer("d1").kernel.layout.axes == (None, "model")
     assert np.allclose(losses, data_parallel[1], rtol=1e-5)
-
-
-def upscaled_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """The digits as 28 x 28 images of 0 to 1, with one-hot labels."""
-    (x, y), (x_test, y_test) = digits.load_data()
-
-    def prepare(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        large = np.pad(np.repeat(np.repeat(images, 3, axis=1), 3, axis=2), ((0, 0), (2, 2), (2, 2)))
-        return large[..., None].astype(np.float32) / 16.0, np.eye(10, dtype=np.float32)[labels]
-
-    return prepare(x.reshape(-1, 8, 8), y), prepare(x_test.reshape(-1, 8, 8), y_test)
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-@pytest.mark.filterwarnings("ignore:1 layout rule:keras_dist.errors.LayoutWarning")
-def test_digits_are_learned_as_well_as_by_keras_on_every_mesh(request):
-    theirs = request.getfixturevalue("keras")
-    train, test = upscaled_digits()
-    reached = {}
-    for seed in range(2 if LARGE else 1):
-        theirs.utils.set_random_seed(seed)
-        model = guide_model(theirs)
-        model.fit(*train, batch_size=64, epochs=8, verbose=0)
-        reached.setdefault("keras", []).append(model.evaluate(*test, verbose=0)[1])
-    for shape in SHAPES:
-        keras.utils.set_random_seed(0)
-        keras.distribution.set_distribution(model_parallel(shape))
-        model = guide_model(keras)
-        model.fit(*train, batch_size=64, epochs=8, verbose=0)
-        reached[shape] = [model.evaluate(*test, verbose=0)[1]]
-    assert min(reached["keras"]) > 0.9
-    # a test image more or less is 0.003
-    assert all(accuracy > min(reached["keras"]) - 0.02 for found in reached.values() for accuracy in found), reached

@@ -31,20 +31,13 @@ def test_what_json_cannot_tell(tree):
     assert type(tree).__name__ in error.value.given
 
 
-@pytest.mark.parametrize(
-    ("structure", "names", "value", "expected"),
-    [
-        (0, ["x"], 1.0, [1.0]),
-        (0, ["x"], {"x": 1.0}, [1.0]),
-        ({"list": [0]}, ["x"], 1.0, [1.0]),
-        ({"list": [0, 1]}, ["x", "y"], (1.0, 2.0), [1.0, 2.0]),
-        ({"list": [0, 1]}, ["x", "y"], {"y": 2.0, "x": 1.0, "other": 0.0}, [1.0, 2.0]),
-        ({"dict": {"a": 0, "b": 1}}, ["x", "y"], {"b": 2.0, "a": 1.0, "other": 0.0}, [1.0, 2.0]),
-        ({"dict": {"a": 0, "b": 1}}, ["x", "y"], {"y": 2.0, "x": 1.0}, [1.0, 2.0]),
-    ],
-)
-def test_inputs_are_arranged(structure, names, value, expected):
-    assert arranged(structure, names, value) == expected
+def test_inputs_are_arranged():
+    for value in (1.0, {"x": 1.0}):
+        assert arranged(0, ["x"], value) == arranged({"list": [0]}, ["x"], value) == [1.0]
+    for structure in ({"list": [0, 1]}, {"dict": {"a": 0, "b": 1}}):
+        assert arranged(structure, ["x", "y"], {"y": 2.0, "x": 1.0, "other": 0.0}) == [1.0, 2.0]
+    assert arranged({"list": [0, 1]}, ["x", "y"], (1.0, 2.0)) == [1.0, 2.0]
+    assert arranged({"dict": {"a": 0, "b": 1}}, ["x", "y"], {"b": 2.0, "a": 1.0, "other": 0.0}) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,8 @@ def by_hand(values: dict[str, jax.Array], factors: dict[str, jax.Array], x: jax.
     return project("head", hidden) + values["head/bias"]
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("distribution", [None, sharded])
-def test_a_model_is_trained_as_hand_written_jax_trains_it(distribution):
-    model = adapted(None if distribution is None else distribution())
+def test_a_model_is_trained_as_hand_written_jax_trains_it():
+    model = adapted(sharded())
     values = {weight.path: jnp.asarray(weight.numpy()) for weight in model.weights}
     names = [weight.path for weight in model.trainable_weights]
     factors = {name: values.pop(name) for name in names}
@@ -133,9 +131,8 @@ def test_a_frozen_weight_is_gathered_as_a_parameter_under_fsdp():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distribution", [None, sharded])
-def test_a_merged_model_is_the_adapted_one_and_trains_as_before(distribution):
-    distribution = None if distribution is None else distribution()
+def test_a_merged_model_is_the_adapted_one_and_trains_as_before():
+    distribution = sharded()
     plain = made(distribution)
     model = with_updates(adapted(distribution))
     model.compile("adam", "mse")
@@ -209,22 +206,6 @@ def stacked() -> kd.Model:
     return kd.Sequential(
         [kd.Input((5,), dtype="int32"), layers.Embedding(7, 4, name="table"), layers.Conv1D(3, 2, name="c")]
     )
-
-
-def test_embeddings_and_convolutions():
-    model = made(make=stacked)
-    tokens = np.arange(15).reshape(3, 5) % 7
-    model.enable_lora(2, ["table", "c"], alpha=6, dropout=0.5)
-    with_updates(model)
-    table, first, second = (model.get_layer("table").weights[i].numpy() for i in range(3))
-    hidden = table[tokens] + 3 * (first @ second)[tokens]
-    kernel, bias, a, b = (weight.numpy() for weight in model.get_layer("c").weights)
-    kernel = kernel + 3 * a @ b
-    expected = hidden[:, :-1] @ kernel[0] + hidden[:, 1:] @ kernel[1] + bias
-    np.testing.assert_allclose(model.predict(tokens, verbose=0), expected, atol=TOLERANCE)
-    assert all("table" not in one.path for one in model._built.generators())
-    model.merge_lora()
-    np.testing.assert_allclose(model.predict(tokens, verbose=0), expected, atol=TOLERANCE)
 
 
 def test_one_error_lists_what_patterns_miss_and_what_cannot_be_adapted():
@@ -306,32 +287,6 @@ def test_a_model_with_adapters_is_saved_copied_and_loaded(tmp_path):
     plain = made()
     plain.load_weights(tmp_path / "merged.safetensors")
     np.testing.assert_allclose(plain.predict(X, verbose=0), model.predict(X, verbose=0), atol=TOLERANCE)
-
-
-class Stop(Exception):
-    pass
-
-
-class StopAt(kd.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 2:
-            raise Stop
-
-
-@pytest.mark.slow
-def test_a_training_of_adapters_resumes_bit_for_bit(tmp_path):
-    def fit(*callbacks):
-        model = adapted(sharded(), dropout=0.25)
-        model.compile("adam", "mse")
-        backup = kd.callbacks.BackupAndRestore(tmp_path / "states", save_freq=1, delete_checkpoint=False)
-        model.fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=[*callbacks, *([backup] if callbacks else [])])
-        return model.get_weights()
-
-    expected = fit()
-    with pytest.raises(Stop):
-        fit(StopAt())
-    for value, wanted in zip(fit(kd.callbacks.Callback()), expected, strict=True):
-        np.testing.assert_array_equal(value, wanted)
 
 
 def test_a_reset_of_a_trained_optimizer_is_a_warning_that_names_the_way_out():

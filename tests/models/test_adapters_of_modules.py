@@ -75,9 +75,9 @@ def by_hand(values, x):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distribution", few([None, sharded, fully_sharded], sharded))
+@pytest.mark.parametrize("distribution", few([sharded, fully_sharded], sharded))
 def test_a_module_is_trained_as_hand_written_jax_trains_it(distribution):
-    model = adapted(None if distribution is None else distribution())
+    model = adapted(distribution())
     values = {variable.path: jnp.asarray(variable.numpy()) for variable in model.variables}
     factors = {path: value for path, value in values.items() if path.startswith("lora/")}
     assert [weight.path for weight in model.trainable_weights] == list(factors)

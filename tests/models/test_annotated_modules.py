@@ -1,7 +1,5 @@
 """Modules with layouts of their own, annotated as tunix, bonsai and gemma are: sharded as they say, slots included."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,25 +13,6 @@ from tests import layouts
 TOKENS = np.arange(8 * 4).reshape(8, 4) % 16
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardingConfig:
-    emb_vd: P
-    q_weight_dnh: P
-    o_weight_nhd: P
-    ffw_weight_df: P
-    rms_norm_weight: P
-
-    @staticmethod
-    def get_default_sharding():
-        return ShardingConfig(
-            emb_vd=P("tp", "fsdp"),
-            q_weight_dnh=P("fsdp", "tp", None),
-            o_weight_nhd=P("tp", None, "fsdp"),
-            ffw_weight_df=P("fsdp", "tp"),
-            rms_norm_weight=P("tp"),
-        )
-
-
 class Einsum(nnx.Module):
     def __init__(self, einsum_str, shape, *, rngs, sharding):
         self.einsum_str = einsum_str
@@ -44,12 +23,12 @@ class Einsum(nnx.Module):
 
 
 class Block(nnx.Module):
-    def __init__(self, shd, rngs):
-        self.q_proj = Einsum("BTD,DNH->BTNH", (8, 2, 4), rngs=rngs, sharding=shd.q_weight_dnh)
-        self.o_proj = Einsum("BTNH,NHD->BTD", (2, 4, 8), rngs=rngs, sharding=shd.o_weight_nhd)
-        init = nnx.with_partitioning(nnx.initializers.lecun_normal(), shd.ffw_weight_df)
+    def __init__(self, rngs):
+        self.q_proj = Einsum("BTD,DNH->BTNH", (8, 2, 4), rngs=rngs, sharding=P("fsdp", "tp", None))
+        self.o_proj = Einsum("BTNH,NHD->BTD", (2, 4, 8), rngs=rngs, sharding=P("tp", None, "fsdp"))
+        init = nnx.with_partitioning(nnx.initializers.lecun_normal(), P("fsdp", "tp"))
         self.gate = nnx.Linear(8, 8, use_bias=False, rngs=rngs, kernel_init=init)
-        self.norm = nnx.RMSNorm(8, rngs=rngs, scale_metadata={"out_sharding": shd.rms_norm_weight})
+        self.norm = nnx.RMSNorm(8, rngs=rngs, scale_metadata={"out_sharding": P("tp")})
 
     def __call__(self, x):
         return x + self.gate(self.norm(self.o_proj(self.q_proj(x))))
@@ -57,9 +36,8 @@ class Block(nnx.Module):
 
 class Decoder(nnx.Module):
     def __init__(self, rngs):
-        shd = ShardingConfig.get_default_sharding()
-        self.embedder = nnx.Embed(16, 8, rngs=rngs, embedding_metadata={"out_sharding": shd.emb_vd})
-        self.block = Block(shd, rngs)
+        self.embedder = nnx.Embed(16, 8, rngs=rngs, embedding_metadata={"out_sharding": P("tp", "fsdp")})
+        self.block = Block(rngs)
 
         @nnx.vmap(in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: "layers"})
         def stacked(rngs):

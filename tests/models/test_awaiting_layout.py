@@ -28,14 +28,6 @@ def functional():
     return kd.Model(inputs, layers.Dense(8, name="head")(inner(shared(shared(inputs)))))
 
 
-def added():
-    """Layers that are added one after another."""
-    model = kd.Sequential([kd.Input((4,))])
-    model.add(layers.Dense(8, name="d1"))
-    model.add(layers.Dense(8, name="d2"))
-    return model
-
-
 def auto():
     return kd.AutoParallel(kd.DeviceMesh((2, 4), ("data", "model")), "memory").scope()
 
@@ -64,7 +56,7 @@ LISTS = (
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("make", [sequential, functional, added])
+@pytest.mark.parametrize("make", [sequential, functional])
 def test_variables_are_the_same_objects_before_and_after_fit(make):
     model = made(make)
     before = {name: getattr(model, name) for name in LISTS}
@@ -106,6 +98,9 @@ def test_nothing_creates_values_before_the_search():
             attempt()
         assert "call fit" in caught.value.fix and "distribution.search" in caught.value.fix, name
     assert all(map(is_deferred, model.variables)) and "value=deferred" in repr(kernel)
+    lines: list[str] = []
+    model.summary(print_fn=lines.append)
+    assert all(text in "".join(lines) for text in ("AutoParallel has no layout yet", "d1/kernel", "d2/bias", "8 x 8"))
 
 
 @pytest.mark.slow
@@ -132,9 +127,3 @@ def test_parameters_of_modules_are_counted(source):
         _ = model.trainable_weights
     assert "call fit" in caught.value.fix and "distribution.search" in caught.value.fix
     assert fitted(model).count_params() == 112
-
-
-def test_a_model_on_a_found_layout_lists_arrays():
-    with kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh("data=8"))).scope():
-        model = sequential()
-    assert not any(map(is_deferred, model.variables)) and model.weights[0].numpy().shape == (4, 8)

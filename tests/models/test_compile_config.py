@@ -66,13 +66,6 @@ def test_it_comes_back(arguments, made):
         assert one == other
 
 
-def test_it_is_empty_before_compile():
-    model = kd.Sequential([layers.Dense(1)])
-    assert model.get_compile_config() == {}
-    model.compile_from_config({})
-    assert model.get_compile_config() == {}
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

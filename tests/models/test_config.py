@@ -1,7 +1,6 @@
 """Models as configs of plain values and back; clones."""
 
 import copy
-import json
 
 import jax
 import numpy as np
@@ -13,7 +12,7 @@ import keras_dist as kd
 from keras_dist import layers, models, saving
 from keras_dist.errors import ConfigError, ModelError
 from tests import layouts
-from tests.soak import ROUNDS, crossed
+from tests.soak import LARGE, crossed, often
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
 Z = np.random.default_rng(1).normal(size=(4, 8)).astype("float32")
@@ -145,10 +144,10 @@ def paths_of(model):
 
 
 @pytest.mark.first_cases(2)
-@pytest.mark.soak
+@often
 @pytest.mark.parametrize(
     ("form", "where"),
-    crossed(FORMS, ["data=2,model=4", *["one device"] * bool(ROUNDS)]),
+    crossed(FORMS, ["data=2,model=4", *["one device"] * LARGE]),
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
 def test_a_model_comes_back_from_json_and_as_a_clone(form, where):
@@ -174,49 +173,6 @@ def test_a_model_comes_back_from_json_and_as_a_clone(form, where):
 @pytest.fixture(scope="module")
 def config_of_a_chain():
     return chain()[0].get_config()
-
-
-def test_the_form_is_that_of_keras(config_of_a_chain):
-    config = config_of_a_chain
-    assert set(config) == {"name", "trainable", "layers", "input_layers", "output_layers"}
-    assert config["input_layers"] == ["x", 0, 0] and config["output_layers"] == ["dense", 0, 0]
-    entry = config["layers"][1]
-    assert set(entry) == {"module", "class_name", "config", "registered_name", "name", "inbound_nodes"}
-    assert (entry["module"], entry["class_name"], entry["name"]) == ("keras_dist.layers", "Dense", "d1")
-    tensor = entry["inbound_nodes"][0]["args"]["config"]["value"][0]
-    assert tensor["class_name"] == "__keras_tensor__"
-    assert tensor["config"] == {"shape": [None, 8], "dtype": "float32", "keras_history": ["x", 0, 0]}
-
-
-def test_a_graph_of_keras_is_read(keras_config):
-    model = models.model_from_json(keras_config)
-    assert paths_of(model) == ["d1/kernel", "d1/bias", "d2/kernel", "d2/bias"]
-    assert model.output_shape == [(None, 2), (None, 4)]
-
-
-@pytest.fixture
-def keras_config():
-    """What `keras.Model.to_json` gives, without what concerns Keras alone."""
-
-    def call(name, shape):
-        history = {"shape": shape, "dtype": "float32", "keras_history": [name, 0, 0]}
-        return {"args": [{"class_name": "__keras_tensor__", "config": history}], "kwargs": {}}
-
-    def dense(name, units, *calls):
-        config = {"units": units, "name": name, "trainable": True, "dtype": "float32"}
-        described = {"module": "keras.layers", "class_name": "Dense", "config": config, "registered_name": None}
-        return described | {"build_config": {"input_shape": [None, 8]}, "name": name, "inbound_nodes": list(calls)}
-
-    inputs = {"batch_shape": [None, 8], "dtype": "float32", "name": "x"}
-    start = {"module": "keras.layers", "class_name": "InputLayer", "config": inputs, "name": "x", "inbound_nodes": []}
-    graph = {
-        "name": "functional",
-        "trainable": True,
-        "layers": [start, dense("d2", 2, call("d1", [None, 4])), dense("d1", 4, call("x", [None, 8]))],
-        "input_layers": [["x", 0, 0]],
-        "output_layers": [["d2", 0, 0], ["d1", 0, 0]],
-    }
-    return json.dumps({"module": "keras.src.models.functional", "class_name": "Functional", "config": graph})
 
 
 def test_explicit_layouts_survive():
@@ -345,9 +301,11 @@ class TestClones:
         assert "d1" in seen and "batch_normalization" in seen
         assert paths_of(clone) == paths_of(model)
 
-    def test_subclasses_take_no_functions(self):
+    def test_what_cannot_be_cloned(self):
         with pytest.raises(ModelError, match="`clone_function` does not go with this model"):
             models.clone_model(subclass()[0], clone_function=lambda layer: layer)
+        with pytest.raises(ModelError, match="`model` must be a Model"):
+            models.clone_model(layers.Dense(3))
 
     def test_a_compiled_model_is_compiled(self):
         model, x = chain()
@@ -356,7 +314,3 @@ class TestClones:
         clone.set_weights(model.get_weights())
         y = np.ones((4, 3), "float32")
         assert clone.evaluate(x, y, verbose=0) == model.evaluate(x, y, verbose=0)
-
-    def test_what_is_no_model(self):
-        with pytest.raises(ModelError, match="`model` must be a Model"):
-            models.clone_model(layers.Dense(3))

@@ -16,7 +16,7 @@ from keras_dist import layers
 from keras_dist.errors import DataError, ModelError
 from tests.contracts.processes import run_python
 from tests.layouts import on
-from tests.models.forms import Subclassed, functional, sequential, sequential_without_input
+from tests.models.forms import functional, sequential, sequential_without_input
 from tests.networks import FEATURES, Noisy, TwoInputs
 
 POINTS = kd.InputSpec(shape=(None, FEATURES), dtype="float32")
@@ -33,11 +33,6 @@ def of_pictures():
     model = kd.Sequential([*convolution, layers.Dense(2)])
     model.build((None, 8, 8, 3))
     return model
-
-
-def of_dicts():
-    a, b = kd.Input((4,), name="left"), kd.Input((2,), name="right")
-    return kd.Model({"b": b, "a": a}, {"y": layers.Dense(3)(a), "x": layers.Dense(2)(b)})
 
 
 def of_sequences_joined():
@@ -58,19 +53,12 @@ def with_noise_in_half_precision():
     return kd.Sequential([kd.Input((4,)), Noise(), *dense])
 
 
-def subclassed():
-    model = Subclassed()
-    model.build((None, FEATURES))
-    return model
-
-
 def random(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
 CASES = {
     "functional": (functional, lambda n: random(n, FEATURES), None),
-    "subclassed": (subclassed, lambda n: random(n, FEATURES), None),
     "from_nnx": (lambda: kd.Model.from_nnx(Noisy, seed=0), lambda n: random(n, FEATURES), [POINTS]),
     "from_nnx of dicts": (
         lambda: kd.Model.from_nnx(TwoInputs, seed=0),
@@ -79,7 +67,6 @@ CASES = {
     ),
     "tokens": (of_tokens, lambda n: np.arange(n * (n + 1), dtype=np.int32).reshape(n, n + 1) % 4, None),
     "pictures": (of_pictures, lambda n: random(n, 8, 8, 3), None),
-    "dicts": (of_dicts, lambda n: {"a": random(n, 4), "b": random(n, 2)}, None),
     "sequences joined": (of_sequences_joined, lambda n: [random(n, n + 1, 3), random(n, n + 1, 3)], None),
     "half precision": (with_noise_in_half_precision, lambda n: random(n, 4), None),
 }
@@ -185,26 +172,7 @@ def test_models_on_a_mesh_are_exported_for_one_device_without_rules_of_activatio
     x = random(5, FEATURES)
     np.testing.assert_allclose(program(x), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
     assert len(program(x).devices()) == 1
-
-
-def test_a_loaded_program_is_transformed_by_jax(program):
-    x = random(5, FEATURES)
     np.testing.assert_allclose(jax.jit(lambda x: program(x) * 2)(x), 2 * np.asarray(program(x)), rtol=1e-6)
-
-
-def test_one_size_of_batches(model, path):
-    model.export(path, batch_size=4, platforms="cpu")
-    program = kd.export.load(path)
-    assert program.inputs[0].shape == (4, FEATURES) and program.platforms == ("cpu",)
-    assert program(random(4, FEATURES)).shape == (4, 4)
-    with pytest.raises(ModelError, match="does not fit"):
-        program(random(5, FEATURES))
-
-
-def test_only_the_first_process_writes(model, path, monkeypatch):
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    model.export(path)
-    assert not path.exists()
 
 
 class OfOneSize(kd.Model):
@@ -283,19 +251,16 @@ def test_bad_arguments(model, path):
     assert not list(path.parent.iterdir())
 
 
-def test_nothing_is_replaced(model, path):
+def test_nothing_is_replaced_and_an_interrupted_export_leaves_nothing(model, path, monkeypatch):
+    def fails(draft, target):
+        raise KeyboardInterrupt
+
     for kind, make, remove in (("a file", path.touch, path.unlink), ("a folder", path.mkdir, path.rmdir)):
         make()
         with pytest.raises(ModelError, match="exists") as error:
             model.export(path)
         assert error.value.given == kind and list(path.parent.iterdir()) == [path]
         remove()
-
-
-def test_an_interrupted_export_leaves_nothing(model, path, monkeypatch):
-    def fails(draft, target):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr("keras_dist.export.writing.os.rename", fails)
     with pytest.raises(KeyboardInterrupt):
         model.export(path)
@@ -391,44 +356,36 @@ def test_forged_weights_do_not_fit_the_program(exported, path, change):
     assert "'program.jax_export' has" in error.value.given and "load only what you trust" in error.value.fix
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_a_forged_manifest_does_not_fit_the_program(exported, path):
+    shutil.copytree(exported, path)
+    honest = manifest_of(path)
+    for changes in (
         {"platforms": ["cpu"]},
         {"platforms": ["gpu of mine"]},
         {"inputs": [{"name": "x", "shape": ["batch", 9], "dtype": "float32"}]},
         {"inputs": [{"name": "x", "shape": ["batch", 8], "dtype": "int32"}]},
         {"outputs": []},
-        {"outputs": [{"name": "y", "shape": [], "dtype": "float32"}]},
-    ],
-)
-def test_a_forged_manifest_does_not_fit_the_program(exported, path, changes):
-    shutil.copytree(exported, path)
-    edit(**changes)(path)
-    with pytest.raises(ModelError, match="cannot be read"):
-        kd.export.load(path)
+    ):
+        edit(**honest | changes)(path)
+        with pytest.raises(ModelError, match="cannot be read"):
+            kd.export.load(path)
 
 
 def test_what_is_no_exported_model(path):
-    with pytest.raises(ModelError, match="cannot be read") as error:
-        kd.export.load(path)
-    assert error.value.given == "nothing is there"
-    path.write_text("a file")
-    with pytest.raises(ModelError, match="cannot be read") as error:
-        kd.export.load(path)
-    assert error.value.given == "a file is there"
+    for given, make in (("nothing is there", lambda: None), ("a file is there", path.touch)):
+        make()
+        with pytest.raises(ModelError, match="cannot be read") as error:
+            kd.export.load(path)
+        assert error.value.given == given
 
 
-@pytest.mark.parametrize(
-    ("inputs", "given"),
-    [
+def test_inputs_that_do_not_fit(program):
+    for inputs, given in (
         (random(3, FEATURES + 1), "float32(3, 9)"),
         (random(FEATURES), "float32(8,)"),
         (np.ones((3, FEATURES), complex), "complex128(3, 8)"),
         ([["a"]], "<U1(1, 1)"),
-    ],
-)
-def test_inputs_that_do_not_fit(program, inputs, given):
-    with pytest.raises(ModelError, match="does not fit the program") as error:
-        program(inputs)
-    assert error.value.given == given and "(batch, 8)" in error.value.expected
+    ):
+        with pytest.raises(ModelError, match="does not fit the program") as error:
+            program(inputs)
+        assert error.value.given == given and "(batch, 8)" in error.value.expected

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist.errors import DataError, ModelError
+from keras_dist.errors import DataError, KerasDistError, ModelError
 from tests import layouts
 
 ROWS = 22
@@ -66,11 +66,6 @@ class TestValidationSplit:
         history, found = trained(model, weights, X, Y, sample_weight=weight, validation_split=0.25)
         assert history == expected and np.array_equal(found, trained_apart)
 
-    def test_validation_data_goes_before(self, model, weights):
-        options = {"validation_data": (X[:4], Y[:4])}
-        expected, _ = trained(model, weights, X, Y, **options)
-        assert trained(model, weights, X, Y, validation_split=0.5, **options)[0] == expected
-
     @pytest.mark.parametrize("split", [-0.1, 1.0, 1.5, "half", None], ids=str)
     def test_what_is_no_part_is_refused(self, model, split):
         with pytest.raises(DataError, match="`validation_split` must be a finite number of at least 0 and below 1"):
@@ -90,11 +85,6 @@ class TestClassWeight:
         history, found = trained(model, weights, X, Y, class_weight={1: 4.0, 2: 0.5}, **options)
         assert history == expected and np.array_equal(found, after)
         assert not np.array_equal(trained(model, weights, X, Y, **options)[1], found)
-
-    def test_one_batch(self, model, weights):
-        expected = model.train_on_batch(X, Y, np.array([3.0, 1.0, 1.0])[Y])
-        model.set_weights(weights)
-        assert model.train_on_batch(X, Y, class_weight={0: 3.0}) == pytest.approx(expected)
 
     @pytest.mark.parametrize("method", ["fit", "train_on_batch"])
     def test_beside_sample_weight_it_is_refused(self, model, method):
@@ -117,14 +107,10 @@ class TestSteps:
         model.fit(X, Y, 6, epochs=2, steps_per_epoch=2, verbose=0, seed=3)
         assert all(map(np.array_equal, model.get_weights(), expected)), "the rows are shuffled once"
 
-    @pytest.mark.first_cases(2)
-    @pytest.mark.parametrize("steps_per_execution", ["auto", 2, 1])
-    def test_it_is_the_same_however_steps_are_grouped(self, weights, model, steps_per_execution):
+    def test_it_is_the_same_however_steps_are_grouped(self, weights, model):
         with layouts.on("data=4,model=2", {}).scope():
             other = kd.models.clone_model(model)
-        other.compile(
-            kd.optimizers.SGD(0.1), "sparse_categorical_crossentropy", steps_per_execution=steps_per_execution
-        )
+        other.compile(kd.optimizers.SGD(0.1), "sparse_categorical_crossentropy", steps_per_execution=2)
         for each in (model, other):
             each.set_weights(weights)
             with pytest.warns(UserWarning, match="ran out of data"):
@@ -152,17 +138,6 @@ class TestSteps:
         assert seen.tested == [[0, 1], [0, 1]]
         assert history["val_loss"][1] == pytest.approx(model.evaluate(X[:10], Y[:10], verbose=0)[0], abs=1e-6)
 
-    @pytest.mark.parametrize(
-        ("method", "argument"),
-        [("fit", "steps_per_epoch"), ("fit", "validation_steps"), ("evaluate", "steps"), ("predict", "steps")],
-    )
-    @pytest.mark.parametrize("wrong", [0, 1.5], ids=str)
-    def test_what_is_no_number_of_steps_is_refused(self, model, method, argument, wrong):
-        arrays = (X,) if method == "predict" else (X, Y)
-        options = {"validation_data": (X, Y)} if method == "fit" else {}
-        with pytest.raises(ModelError, match=f"`{argument}` must be an integer"):
-            getattr(model, method)(*arrays, verbose=0, **{argument: wrong}, **options)
-
 
 class TestValidationFreq:
     @pytest.mark.parametrize(("freq", "times"), [(2, 2), ([1, 2, 5], 3), (9, 0)], ids=str)
@@ -170,26 +145,53 @@ class TestValidationFreq:
         history = model.fit(X, Y, epochs=5, verbose=0, validation_data=(X, Y), validation_freq=freq).history
         assert len(history["loss"]) == 5 and len(history.get("val_loss", [])) == times
 
-    @pytest.mark.parametrize("wrong", [0, True, "often", 1.5, (1,), [0]], ids=str)
+    @pytest.mark.parametrize("wrong", [0, True, "often", 1.5, (1,), [0], []], ids=str)
     def test_what_tells_no_epochs_is_refused(self, model, wrong):
         with pytest.raises(ModelError, match="`validation_freq` must be an integer") as caught:
-            model.fit(X, Y, validation_freq=wrong)
+            model.fit(X, Y, validation_data=(X, Y), validation_freq=wrong)
         assert caught.value.given == f"validation_freq={wrong!r}"
 
 
-class TestHistory:
-    def test_it_is_that_of_the_last_fit(self, model, weights):
-        assert model.fit(X, Y, verbose=0) is model.history
-        assert model.history is not model.fit(X, Y, verbose=0)
+class Unshowable:
+    """Its repr fails."""
 
-    def test_one_that_is_used_twice_keeps_all_values_and_the_last_epochs(self, model, weights):
-        history = kd.callbacks.History()
-        model.fit(X, Y, epochs=2, verbose=0, callbacks=[history])
-        model.fit(X, Y, epochs=1, verbose=0, callbacks=[history])
-        assert (history.epoch, len(history.history["loss"])) == ([0], 3)
+    def __repr__(self):
+        raise RuntimeError("no repr")
 
-    def test_before_training_there_is_none(self):
-        assert kd.Sequential([kd.layers.Dense(1)]).history is None
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"steps_per_epoch": 0}, "`steps_per_epoch` must be an integer"),
+        ({"validation_data": (X, Y), "validation_steps": 1.5}, "`validation_steps` must be an integer"),
+        ({"epochs": True}, "`epochs`"),
+        ({"sample_weight": np.where(np.arange(ROWS) == 2, np.nan, 1)}, "sample_weight must be finite\n.*nan in row 2"),
+        ({"class_weight": {1: float("nan")}}, "`class_weight`"),
+        ({"batch_size": Unshowable()}, "whose __repr__ raises RuntimeError"),
+    ],
+)
+def test_arguments_of_fit_that_make_no_sense(model, arguments, words):
+    with pytest.raises(KerasDistError, match=words):
+        model.fit(X, Y, verbose=0, **arguments)
+
+
+def test_steps_of_evaluate_and_predict_that_make_no_sense(model):
+    for call in (lambda: model.evaluate(X, Y, steps=0), lambda: model.predict(X, steps=1.5)):
+        with pytest.raises(ModelError, match="`steps` must be an integer"):
+            call()
+
+
+def test_a_batch_without_rows_midway(model):
+    with pytest.raises(KerasDistError, match="the batch is empty") as caught:
+        model.fit(iter([(X, Y), (X[:0], Y[:0]), (X, Y)]), verbose=0)
+    assert any(note.startswith("in batch 1 of") for note in caught.value.__notes__)
+
+
+def test_a_history_that_is_used_twice_keeps_all_values_and_the_last_epochs(model, weights):
+    history = kd.callbacks.History()
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=[history])
+    assert model.fit(X, Y, epochs=1, verbose=0, callbacks=[history]) is model.history is history
+    assert (history.epoch, len(history.history["loss"])) == ([0], 3)
 
 
 class TestOutputsOfBatches:

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist.checkpoint import CheckpointManager, Stored, examine
-from keras_dist.checkpoint.doctor import render_diagnosis
+from keras_dist.checkpoint import CheckpointManager, Stored
 from keras_dist.checkpoint.manifest import write_manifest
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.errors import CheckpointError, ConfigError, KerasDistError, ModelError
-from tests.soak import LARGE
+from tests.soak import LARGE, often
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 Y = np.ones((8, 2), np.float32)
@@ -154,7 +153,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.first_cases(2)
-@pytest.mark.soak
+@often
 @pytest.mark.parametrize("document", ["record", "model", "config", "compile", "policy"])
 def test_models(saved, tmp_path, document):
     assert problems_of(kd.models.load_model, saved, document, tmp_path) == []
@@ -172,42 +171,12 @@ def test_no_weight_is_made_that_was_not_saved(tmp_path, monkeypatch, nested):
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.soak
+@often
 @pytest.mark.parametrize("document", ["record", "model", "training"])
 def test_states_of_trainings(trained, tmp_path, document):
     model = model_of()
     fit(model, Resuming(trained))
     assert problems_of(lambda path: fit(model, Resuming(path)), trained, document, tmp_path) == []
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("document", ["record", "training"])
-def test_the_doctor(trained, tmp_path, document):
-    def look(path):
-        found = examine(path)
-        (state,) = found.states
-        render_diagnosis(found).encode()
-        if not state.is_good:
-            raise CheckpointError("; ".join(state.problems))
-
-    assert problems_of(look, trained, document, tmp_path) == []
-
-
-@pytest.mark.soak
-def test_folders_of_weights(tmp_path):
-    model = model_of()
-    model.save_weights(tmp_path / "w.orbax")
-
-    def load(path):
-        shutil.rmtree(tmp_path / "f.orbax", ignore_errors=True)
-        path.rename(tmp_path / "f.orbax")
-        model.load_weights(tmp_path / "f.orbax", strict=False)
-
-    assert problems_of(load, tmp_path / "w.orbax", "record", tmp_path) == []
-    record = json.loads((tmp_path / "w.orbax" / "record.json").read_text())
-    record["arrays"]["variables/d1/kernel"]["dtype"] = "key<fry>"
-    with pytest.raises(CheckpointError, match=r"record\.json"):
-        load(forged(tmp_path / "w.orbax", tmp_path / "keys", "record", record))
 
 
 LAYER = ("config", "layers", 1)
@@ -274,14 +243,3 @@ def test_a_manifest_reaches_nothing_outside(name, saved, tmp_path):
     (folder / "manifest.json").write_text(json.dumps(noted, indent=1) + "\n")
     with pytest.raises(CheckpointError, match="is not inside of the checkpoint"):
         kd.models.load_model(folder)
-
-
-def test_pickles_stay_unread(saved, tmp_path, monkeypatch):
-    """A file of numpy or pickle among the others, in the manifest, too, is not opened."""
-    folder = shutil.copytree(saved, tmp_path / "model")
-    (folder / "config.pkl").write_bytes(b"cos\nsystem\n(S'touch x'\ntR.")
-    (folder / "manifest.json").unlink()
-    write_manifest(folder)
-    monkeypatch.chdir(tmp_path)
-    kd.models.load_model(folder, compile=False)
-    assert not (tmp_path / "x").exists()

@@ -50,33 +50,6 @@ class TestPaths:
         assert [w.path for w in functional().weights] == expected
         assert [w.path for w in sequential().weights] == expected
 
-    def test_automatic_names_are_numbered_within_each_model_around_given_ones(self):
-        for _ in range(2):
-            model = kd.Sequential([layers.Dense(3), layers.Dense(2), layers.Dense(2, name="dense_1")])
-            model.build((None, 4))
-            assert [layer.name for layer in model.layers] == ["dense", "dense_2", "dense_1"]
-
-    def test_subclassed_models_go_by_their_attributes(self):
-        class Blocks(kd.Model):
-            def __init__(self):
-                super().__init__(name="m")
-                self.feature = layers.Dense(4)
-                self.blocks = [layers.Dense(4), layers.Dense(4)]
-
-            def call(self, inputs):
-                x = self.feature(inputs)
-                for block in self.blocks:
-                    x = block(x)
-                return x
-
-        model = Blocks()
-        model.build((None, 3))
-        assert [w.path for w in model.weights if w.path.endswith("kernel")] == [
-            "feature/kernel",
-            "blocks/0/kernel",
-            "blocks/1/kernel",
-        ]
-
     @pytest.mark.parametrize(
         ("make", "alias"),
         [(sequential, "sequential/d1/kernel"), (functional, "d1/kernel"), (Subclassed, "subclassed/dense_1/kernel")],

@@ -1,7 +1,6 @@
 """A model that nobody holds is freed, with its arrays and programs, whatever its layers are."""
 
 import gc
-import json
 import tempfile
 import weakref
 from typing import Any
@@ -13,7 +12,6 @@ from flax import linen, nnx
 
 import keras_dist as kd
 from keras_dist import callbacks, layers
-from tests import forks
 from tests.layers.test_every_layer import IMAGE, LAYERS, ROW, ROWS, VARIANTS, VOLUME, made
 from tests.networks import blobs
 from tests.soak import LARGE
@@ -176,45 +174,3 @@ def test_a_model_after_training_with_its_programs(make, devices):
             assert [name for name, one in references.items() if one() is not None] == []
             counts.append((len(jax.devices()[0].client.live_executables()), len(jax.live_arrays())))
     assert counts[0] == counts[1]
-
-
-PROGRAM = """
-import gc, json, os, sys
-import keras_dist as kd
-kd.use_cpu_devices(8)
-import numpy as np
-from keras_dist import layers
-from keras_dist._support import backend_environment
-
-x, y = np.ones((16, 4), np.float32), np.ones((16, 1), np.float32)
-
-def measure():
-    resident = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return sum(1 for _ in open("/proc/self/maps")), resident / 2**20
-
-kd.set_distribution(kd.DataParallel(devices=kd.list_devices()[:1]))
-seen = []
-for number in range(1, int(sys.argv[1]) + 1):
-    model = kd.Sequential([kd.Input((4,)), layers.Dense(8), layers.Dropout(0.5), layers.Dense(1)])
-    model.compile("adam", "mse")
-    model.fit(x, y, batch_size=8, verbose=0)
-    del model
-    seen.append(measure())
-    if number in (int(sys.argv[2]), int(sys.argv[1])):
-        gc.collect()
-        backend_environment.release_freed_memory()  # glibc keeps up to 120 MiB of it
-        print(json.dumps({"now": measure(), "most": max(seen)[0]}))
-"""
-
-
-@pytest.mark.multiprocess
-@pytest.mark.soak
-def test_memory_and_maps_stay_level_in_a_loop():
-    """At 65,530 maps the kernel refuses more; each model that is alive has about 100."""
-    models, first = (300, 50) if LARGE else (12, 4)
-    run = forks.python("-c", PROGRAM, models, first, timeout=1800)
-    assert run.returncode == 0, run.stderr[-2000:]
-    before, after = map(json.loads, run.stdout.splitlines())
-    assert after["now"][0] <= before["now"][0] + 50
-    assert after["now"][1] <= before["now"][1] + 20
-    assert after["most"] <= 10_000

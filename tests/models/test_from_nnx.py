@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -11,7 +10,7 @@ from flax import nnx
 import keras_dist as kd
 from keras_dist.layers.core.foreign_modules import as_layer
 from tests import layouts, networks
-from tests.networks import LOSS, Buffered, MuNu, Noisy, Plain, Scanned, Sower, Stack, Tied, TwoInputs, blobs, values_of
+from tests.networks import LOSS, Buffered, MuNu, Noisy, Plain, Scanned, Sower, Stack, Tied, blobs, values_of
 
 
 def test_a_factory_gives_what_it_gives_without_keras_dist_where_the_plan_says():
@@ -60,18 +59,13 @@ PATHS = {
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using 'Module.sow", "ignore:raw floating arrays")
 @pytest.mark.parametrize("factory", PATHS, ids=lambda factory: factory.__name__)
-def test_modules_of_every_shape_have_the_paths_a_user_would_say_and_learn(factory):
+def test_modules_of_every_shape_have_the_paths_a_user_would_say_and_predict(factory):
     model = layouts.model_on(kd.FullySharded(kd.DeviceMesh("data=8")), factory)
     assert [v.path for v in model.variables] == PATHS[factory]
-    x, y = blobs(32)
-    model.compile("adam", loss="mse" if factory is Tied else LOSS)
-    model.optimizer.learning_rate = 0.02
-    loss = model.fit(x, x if factory is Tied else y, batch_size=32, epochs=10, verbose=0).history["loss"]
-    assert loss[-1] < 0.8 * loss[0]
-    if factory in (Scanned, Buffered):
-        module = model.module
-        module.eval()
-        np.testing.assert_allclose(model.predict(x, verbose=0), module(x), atol=1e-5)
+    x, _ = blobs(8)
+    module = model.module
+    module.eval()
+    np.testing.assert_allclose(model.predict(x, verbose=0), module(x), atol=1e-5)
 
 
 @pytest.mark.parametrize("path", ["encoder/kernel", "tied_kernel"])
@@ -99,26 +93,6 @@ def test_slots_of_modules_called_mu_and_nu_belong_to_their_own_parameters():
 
 def is_adam(node):
     return hasattr(node, "mu") and hasattr(node, "nu")
-
-
-def test_dicts_in_and_dicts_out():
-    model = layouts.model_on(kd.DataParallel(), TwoInputs)
-    random = np.random.default_rng(0)
-    x = {"a": random.normal(size=(24, 8)).astype("f4"), "b": random.normal(size=(24, 2)).astype("f4")}
-    y = {"total": np.zeros((24, 3), "f4")}
-
-    def loss(y_true, y_pred):
-        return ((y_pred["sum"] - y_true["total"]) ** 2).mean(-1)
-
-    model.compile("sgd", loss=loss)
-    history = model.fit(x, y, batch_size=24, epochs=3, verbose=0).history["loss"]
-    assert history[-1] < history[0]
-    found = model.predict(x, batch_size=16, verbose=0)
-    module = model.module
-    expected = jax.jit(lambda x: module(x))(x)
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)
-    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(found))
 
 
 def modes_of(model, x, y):
@@ -209,38 +183,9 @@ def test_a_function_that_is_no_factory_is_told_what_it_got():
     assert any("was called with flax.nnx.Rngs, as a factory" in note for note in caught.value.__notes__)
 
 
-class ScannedTransformer(nnx.Module):
-    """A transformer whose blocks are one, scanned over."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.embed = nnx.Linear(networks.FEATURES, 16, rngs=rngs)
-        self.blocks = nnx.split_rngs(splits=3)(nnx.vmap(lambda rngs: Block(rngs), in_axes=0))(rngs)
-        self.head = nnx.Linear(16, networks.CLASSES, rngs=rngs)
-
-    def __call__(self, x):
-        x = jnp.repeat(self.embed(x)[:, None], 4, axis=1)
-        x = nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.blocks)
-        return self.head(x.mean(axis=1))
-
-
-class Block(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.attend = nnx.MultiHeadAttention(2, 16, decode=False, rngs=rngs)
-        self.widen, self.narrow = nnx.Linear(16, 64, rngs=rngs), nnx.Linear(64, 16, rngs=rngs)
-
-    def __call__(self, x):
-        x = x + self.attend(x)
-        return x + self.narrow(nnx.gelu(self.widen(x)))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "made",
-    [Plain, Plain(nnx.Rngs(0)), pytest.param(ScannedTransformer, marks=pytest.mark.slow)],
-    ids=["MLP", "ready", "scanned transformer"],
-)
-def test_fit_finds_its_layout_under_auto_parallel(made):
-    x, y = blobs(8)
+def test_fit_finds_its_layout_under_auto_parallel():
+    made, (x, y) = Plain(nnx.Rngs(0)), blobs(8)
     distribution = kd.planner.AutoParallel(kd.DeviceMesh("data=2,model=4"), "memory")
     with distribution.scope():
         model = kd.Model.from_nnx(made, seed=0)

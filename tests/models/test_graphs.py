@@ -3,13 +3,12 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import LayoutError, ModelError
 from tests.layouts import on
-from tests.networks import CLASSES, FEATURES, HIDDEN, LOSS, blobs
+from tests.networks import CLASSES, FEATURES, LOSS, blobs
 
 
 class TestGraphs:
@@ -37,50 +36,6 @@ class TestGraphs:
             model({"a": x["a"], "b": {"c": x["a"]}})
         with pytest.raises(ModelError, match=r"'b': .*\n.*{'c': 'inner_c', 'd': \['inner_d'\]}"):
             model({"a": x["a"], "b": x["a"]})
-
-    def test_several_outputs_train_with_several_losses(self):
-        inputs = kd.Input((FEATURES,))
-        h = layers.Dense(HIDDEN, activation="relu")(inputs)
-        model = kd.Model(inputs, [layers.Dense(CLASSES, name="label")(h), layers.Dense(1, name="size")(h)])
-        model.compile("adam", loss={"label": LOSS, "size": "mse"}, loss_weights={"label": 1.0, "size": 0.5})
-        x, y = blobs(32)
-        history = model.fit(x, {"label": y, "size": x[:, :1]}, epochs=3, verbose=0).history
-        assert set(history) == {"loss", "label_loss", "size_loss"}
-        assert history["loss"][-1] < history["loss"][0]
-        assert np.allclose(history["loss"], np.add(history["label_loss"], np.multiply(0.5, history["size_loss"])))
-
-    def test_a_model_is_a_layer(self):
-        inner = kd.Sequential([layers.Dense(4, name="d1"), layers.Dense(3, name="d2")], name="inner")
-        inputs = kd.Input((5,))
-        model = kd.Model(inputs, layers.Dense(2, name="head")(inner(inputs)))
-        assert [w.path for w in model.weights][:2] == ["inner/d1/kernel", "inner/d1/bias"]
-        assert model.get_layer("inner") is inner
-        assert inner.get_layer("d1").kernel.path == "inner/d1/kernel"
-
-    def test_modules_of_flax_are_layers(self):
-        module = nnx.Linear(FEATURES, HIDDEN, rngs=nnx.Rngs(0))
-        model = kd.Sequential([kd.Input((FEATURES,)), module, layers.Dense(CLASSES)])
-        assert [w.path for w in model.weights][:2] == ["linear/kernel", "linear/bias"]
-        assert np.array_equal(model.get_weights()[0], module.kernel[...])
-        held, before = module.kernel[...], np.array(module.kernel[...])
-        model.compile("sgd", loss=LOSS)
-        model.fit(*blobs(16), verbose=0)
-        assert np.array_equal(model.get_weights()[0], module.kernel[...]) and np.array_equal(held, before)
-        assert not np.array_equal(module.kernel[...], before)
-
-    def test_operators_and_keyword_tensors_are_part_of_the_graph(self):
-        class Weigh(layers.Layer):
-            def call(self, inputs, factor=None):
-                return inputs * factor
-
-        a, b = kd.Input((4,)), kd.Input((4,))
-        model = kd.Model([a, b], Weigh()(a[:, :2] + 1.0, factor=abs(b)[:, :2]))
-        assert np.allclose(model([np.ones((2, 4)), np.full((2, 4), -3.0)]), 6.0)
-
-    def test_training_given_in_a_call_stays(self):
-        inputs = kd.Input((100,))
-        model = kd.Model(inputs, layers.Dropout(0.5)(inputs, training=True))
-        assert (model.predict(np.ones((1, 100)), verbose=0) == 0).any()
 
     def test_a_column_may_be_given_without_its_last_dim(self):
         inputs = kd.Input((1,))
@@ -130,13 +85,6 @@ class TestGraphs:
         assert layers.Concatenate()([a, b]).shape == (4, 4)
         with pytest.raises(ModelError, match="one batch size"):
             layers.Add()([a, b, kd.Input(batch_shape=(5, 2))])
-
-    def test_a_rule_that_does_not_fit_is_found_at_construction(self):
-        with (
-            on("data=2,model=4", {"d1/kernel": (None, "model")}).scope(),
-            pytest.raises(LayoutError, match="d1/kernel"),
-        ):
-            kd.Sequential([kd.Input((4,)), layers.Dense(3, name="d1")])
 
     def test_a_layout_without_a_distribution_names_the_cause(self):
         with pytest.raises(LayoutError, match="no distribution is set, so that the mesh has one device") as caught:
@@ -249,15 +197,6 @@ class TestSequentialWithoutInput:
         assert model.input_shape == (None, 5, 4)
         assert model.predict(np.ones((6, 7, 4), np.float32), verbose=0).shape == (6, 2)
 
-    def test_a_layer_more_and_its_inputs_are_not_known_again(self):
-        model = kd.Sequential([layers.Dense(4)])
-        model.build((None, 3))
-        model.add(layers.Dense(2))
-        with pytest.raises(ModelError, match="no symbolic inputs"):
-            _ = model.outputs
-        model.build((None, 3))
-        assert model.output_shape == (None, 2)
-
 
 class TestSubclassesWithAGraph:
     """What a constructor sets after it has called the one of Model counts."""
@@ -287,24 +226,3 @@ class TestSubclassesWithAGraph:
         assert model.evaluate(x, np.zeros((2, 2)), verbose=0) == pytest.approx(0.5 * 16)
         with pytest.raises(ModelError, match=r"`scale` of layer .* cannot change any more.*(.|\n)*add_weight"):
             model.scale = 0.25
-
-    def test_of_sequential(self):
-        class Doubled(kd.Sequential):
-            def __init__(self, members, factor):
-                super().__init__(members)
-                self.factor = factor
-
-            def call(self, inputs, training=None, mask=None):
-                return super().call(inputs, training, mask) * self.factor
-
-        model = Doubled([kd.Input((3,)), layers.Dense(1, kernel_initializer="ones")], factor=2.0)
-        assert float(model(np.ones((1, 3), np.float32))[0, 0]) == 6.0
-
-    def test_names_of_the_class_alone_are_known_too(self):
-        class Plain(kd.Model):
-            factor = 1.0
-
-        inputs = kd.Input((4,))
-        model = Plain(inputs, layers.Dense(2)(inputs))
-        with pytest.raises(ModelError, match="`factor` of layer"):
-            model.factor = 2.0

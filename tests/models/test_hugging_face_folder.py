@@ -42,56 +42,38 @@ def sharded(folder: pathlib.Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
 
 
-def cached(folder: pathlib.Path, written=whole) -> None:
+def cached(folder: pathlib.Path) -> None:
     """As huggingface_hub has it: `snapshots/<revision>/<name>` leads to `blobs/<digest>`."""
     blobs = folder.parent / "blobs"
-    written(blobs)
+    sharded(blobs)
     folder.mkdir()
     for number, file in enumerate(sorted(blobs.iterdir())):
         file.rename(blobs / f"digest{number}")
         (folder / file.name).symlink_to(os.path.relpath(blobs / f"digest{number}", folder))
 
 
-def cached_shards(folder: pathlib.Path) -> None:
-    cached(folder, sharded)
-
-
-@pytest.mark.parametrize("written", [whole, sharded, cached, cached_shards])
-@pytest.mark.parametrize("kind", [str, pathlib.Path, lambda path: f"{path}/"])
-def test_a_folder_is_loaded(written, kind, model, tmp_path):
+@pytest.mark.parametrize("written", [whole, sharded, cached])
+def test_a_folder_is_loaded(written, model, tmp_path):
     folder = tmp_path / "0123abc"
     written(folder)
-    model.set_weights([np.zeros(w.shape, "float32") for w in model.weights])
-    report = model.load_weights(kind(folder), **RULES)
-    assert sorted(report.loaded) == sorted(weight.path for weight in model.weights)
-    np.testing.assert_array_equal(model.layers[0].kernel.numpy(), VALUES["encoder.0.weight"].T)
-    np.testing.assert_array_equal(model.layers[1].bias.numpy(), VALUES["encoder.1.bias"])
-
-
-def test_names_that_do_not_fit_are_told(model, tmp_path):
-    whole(tmp_path / "hf")
-    with pytest.raises(ModelError, match="does not fit") as caught:
-        model.load_weights(tmp_path / "hf")
-    assert "missing in the file: d0/kernel" in caught.value.given
+    for path in (folder, str(folder), f"{folder}/"):
+        model.set_weights([np.zeros(w.shape, "float32") for w in model.weights])
+        report = model.load_weights(path, **RULES)
+        assert sorted(report.loaded) == sorted(weight.path for weight in model.weights)
+        np.testing.assert_array_equal(model.layers[0].kernel.numpy(), VALUES["encoder.0.weight"].T)
+        np.testing.assert_array_equal(model.layers[1].bias.numpy(), VALUES["encoder.1.bias"])
 
 
 def test_links_that_lead_nowhere_or_to_no_file_are_refused(model, tmp_path):
-    cached(tmp_path / "hf")
-    file = tmp_path / "hf" / "model.safetensors"
-    (tmp_path / "blobs" / file.readlink().name).unlink()
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
-        model.load_weights(tmp_path / "hf", **RULES)
-    for target in ("/dev/zero", tmp_path):
-        file.unlink()
-        file.symlink_to(target)
-        with pytest.raises(ModelError, match="cannot be read") as caught:
-            model.load_weights(tmp_path / "hf", **RULES)
-        assert "not a regular file" in caught.value.given
-    sharded(tmp_path / "shards")
-    (tmp_path / "shards" / "model-00001-of-00002.safetensors").unlink()
-    (tmp_path / "shards" / "model-00001-of-00002.safetensors").symlink_to("/dev/zero")
-    with pytest.raises(ModelError, match="cannot be read"):
-        model.load_weights(tmp_path / "shards", **RULES)
+    for written, name in ((whole, "model.safetensors"), (sharded, "model-00001-of-00002.safetensors")):
+        folder = tmp_path / written.__name__
+        written(folder)
+        for target in ("/dev/zero", tmp_path, "nowhere"):
+            (folder / name).unlink()
+            (folder / name).symlink_to(target)
+            error = FileNotFoundError if target == "nowhere" and written is whole else ModelError
+            with pytest.raises(error, match=r"cannot be read|model\.safetensors"):
+                model.load_weights(folder, **RULES)
 
 
 @pytest.mark.parametrize(
@@ -109,23 +91,8 @@ def test_a_folder_with_other_files_says_which(names, fix, model, tmp_path):
     assert names[0] in caught.value.given and fix in caught.value.fix
 
 
-@pytest.mark.parametrize("kind", [str, pathlib.Path, lambda path: f"{path}/"])
-def test_a_folder_that_is_not_there_is_told(kind, model, tmp_path):
+def test_a_folder_that_is_not_there_is_told(model, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"the folder '.*nix/?' does not exist") as caught:
-        model.load_weights(kind(tmp_path / "nix"))
+        model.load_weights(tmp_path / "nix")
     assert isinstance(caught.value, ModelError)
     assert caught.value.fix.startswith("correct the path")
-
-
-def test_a_folder_of_what_is_in_a_file_of_keras_is_loaded(model, tmp_path):
-    model.set_weights([np.full(w.shape, 3, "float32") for w in model.weights])
-    model.save(tmp_path / "m", zipped=False)
-    model.set_weights([np.zeros(w.shape, "float32") for w in model.weights])
-    assert len(model.load_weights(tmp_path / "m").loaded) == 4
-    assert all((weight.numpy() == 3).all() for weight in model.weights)
-    file = tmp_path / "m" / "model.weights.h5"
-    content = bytearray(file.read_bytes())
-    content[content.index(np.float32(3).tobytes() * 4)] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(ModelError, match="checksum"):
-        model.load_weights(tmp_path / "m")

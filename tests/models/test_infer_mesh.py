@@ -69,16 +69,12 @@ def functional():
 
 FORMS = {
     "Functional": functional,
-    "Sequential": lambda: kd.Sequential([kd.Input((4,)), dense()]),
     "Sequential without input": lambda: kd.Sequential([dense()]),
     "subclass": Subclassed,
     "made in build": lambda: kd.Sequential([Builds()]),
-    "model among the layers": lambda: kd.Sequential([functional()]),
     "unborn model among the layers": lambda: kd.Sequential([Subclassed()]),
     "module that wants the mesh": lambda: kd.Sequential([dense(), Constrains()]),
-    "copy": lambda: copy.deepcopy(kd.Sequential([dense()])),
     "copy of a born one": lambda: copy.deepcopy(functional()),
-    "clone": lambda: kd.models.clone_model(functional()),
 }
 
 
@@ -153,26 +149,14 @@ def test_layouts_on_different_meshes_are_refused(make, given):
         kd.Sequential([kd.Input((4,)), *make()])
 
 
-@pytest.mark.parametrize("strategy", ["ModelParallel", "DataParallel", "FullySharded"])
-def test_a_layout_on_another_mesh_than_the_current_distribution_is_refused(strategy):
+def test_a_layout_on_another_mesh_than_the_current_distribution_is_refused():
     where = kd.DeviceMesh("model=2", devices=["cpu:0", "cpu:1"])
-    argument = kd.LayoutMap(where) if strategy == "ModelParallel" else where
-    with getattr(kd, strategy)(argument).scope(), pytest.raises(LayoutError) as caught:
+    with kd.FullySharded(where).scope(), pytest.raises(LayoutError) as caught:
         kd.Sequential([kd.Input((4,)), dense()])
     told = str(caught.value)
     assert "the layout of 'd/kernel' belongs to a different mesh" in told
     assert "mesh {model: 2}; the layout's mesh is {model: 2, batch: 4}" in told
     assert "give the axes without a mesh: (None, 'model'); or set no distribution: the model then uses" in told
-
-
-def test_meshes_of_one_shape_are_told_apart_by_their_devices():
-    here, there = HALVES
-    with (
-        kd.ModelParallel(kd.LayoutMap(here)).scope(),
-        pytest.raises(LayoutError, match=r"the layout's mesh is \{model: 4\} of \['cpu:4', ") as caught,
-    ):
-        kd.Sequential([kd.Input((4,)), dense(there, units=4)])
-    assert "expected: a layout on mesh {model: 4} of ['cpu:0', " in str(caught.value)
 
 
 def test_the_distribution_that_is_chosen_counts_and_its_rules_have_the_last_word():

@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
-from keras_dist import layers
 
 
 def test_nnx_selects_the_variables_that_are_trained():
@@ -58,20 +57,6 @@ def test_a_constraint_that_is_set_counts_from_the_next_compile(foreign):
     assert (np.linalg.norm(kernel.numpy(), axis=0) <= 0.1001).all()
 
 
-def test_weights_of_sublayers_follow_a_layer_that_is_not_trained_outside_of_models():
-    class Block(layers.Layer):
-        def build(self, input_shape):
-            self.dense = layers.Dense(4)
-
-        def call(self, inputs):
-            return self.dense(inputs)
-
-    block = Block()
-    block.trainable = False
-    block(np.ones((2, 3), "float32"))
-    assert not jax.tree.leaves(nnx.state(block, nnx.Param)) and not block.trainable_weights
-
-
 def test_a_built_multi_optimizer_can_be_pickled():
     chosen = kd.optimizers.OptimizerMap(kd.optimizers.Adam(), {"b": kd.optimizers.SGD()})
     optimizer = kd.optimizers.MultiOptimizer(chosen)
@@ -103,28 +88,6 @@ def test_keys_of_foreign_modules_are_in_files_of_keras(tmp_path):
     other.build((None, 8))
     other.load_weights(tmp_path / "a.weights.h5")
     assert [v.numpy().tolist() for v in other.variables] == [v.numpy().tolist() for v in model.variables]
-
-
-def test_slots_and_metric_states_are_variables():
-    model = kd.Sequential([kd.Input((4,)), layers.Dense(3)])
-    optimizer = kd.optimizers.Adam()
-    iterations = optimizer.iterations
-    model.compile(optimizer, "mse", metrics=["mae"])
-    x, y = np.ones((8, 4), "float32"), np.zeros((8, 3), "float32")
-    model.fit(x, y, verbose=0)
-    variables = [*optimizer.variables, *model.metrics[1].variables, *model.weights]
-    assert all(isinstance(variable, kd.Variable) for variable in variables)
-    assert optimizer.iterations is iterations and int(iterations) == 1
-    slots = optimizer.variables
-    model.compile(optimizer, "mse")
-    model.fit(x, y, verbose=0)
-    assert all(one is other for one, other in zip(optimizer.variables, slots, strict=True)) and int(iterations) == 2
-    momentum = next(slot for slot in slots if "mu" in slot.path or "momentum" in slot.path)
-    before = momentum.value
-    model.fit(x, y, verbose=0)
-    assert not before.is_deleted() and not np.array_equal(before, momentum.numpy())
-    model.compile("sgd", "mse")
-    assert np.isfinite(momentum.numpy()).all()  # the array came back to its variable
 
 
 def test_a_copy_of_a_variable_is_a_variable():

@@ -12,22 +12,7 @@ from tests.networks import FEATURES, HIDDEN
 
 
 class TestLayersOfAModel:
-    def test_layers_are_those_of_the_user_and_know_their_weights(self):
-        d1 = layers.Dense(8, name="d1", kernel_layout=(None, "model"))
-        with on("data=2,model=4", {}).scope():
-            model = kd.Sequential([kd.Input((4,)), d1, layers.Dense(2)])
-            assert model.layers[0] is d1 is model.get_layer("d1") is model.get_layer(index=0)
-            assert d1.kernel.layout.axes == (None, "model") and d1.kernel.path == "d1/kernel"
-            model.compile("sgd", "mse")
-            before = d1.get_weights()[0]
-            model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
-            assert not np.array_equal(d1.get_weights()[0], before)
-            assert np.allclose(
-                d1(np.ones((1, 4))), np.ones((1, 4)) @ d1.get_weights()[0] + d1.get_weights()[1], atol=1e-5
-            )
-
-    @pytest.mark.parametrize("form", ["functional", "sequential"])
-    def test_a_model_that_only_the_loss_calls_is_part_of_the_outer_model(self, form):
+    def test_a_model_that_only_the_loss_calls_is_part_of_the_outer_model(self):
         class Distiller(kd.Model):
             def __init__(self, student, teacher):
                 super().__init__()
@@ -39,14 +24,8 @@ class TestLayersOfAModel:
             def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
                 return kd.ops.mean(kd.ops.square(self.teacher(x, training=False) - y_pred))
 
-        def network(name):
-            if form == "sequential":
-                return kd.Sequential([kd.Input((4,)), layers.Dense(2)], name=name)
-            x = kd.Input((4,))
-            return kd.Model(x, layers.Dense(2)(x), name=name)
-
         with on("data=8", {}).scope():
-            student, teacher = network("student"), network("teacher")
+            student, teacher = (kd.Sequential([kd.Input((4,)), layers.Dense(2)]) for _ in range(2))
             teacher.trainable = False
             before = teacher.get_weights()
             model = Distiller(student, teacher)
@@ -91,15 +70,6 @@ class TestLayersOfAModel:
             ((None, "model"), "d2/kernel, overrides kernel's own ('model', None)"),
         ]
 
-    def test_a_layer_with_values_brings_them_along(self):
-        layer = layers.Dense(3, name="d1")
-        layer(np.ones((1, 4)))
-        values = layer.get_weights()
-        with on("data=8,model=1", {}).scope():
-            model = kd.Sequential([kd.Input((4,)), layer])
-        assert np.array_equal(model.get_weights()[0], values[0])
-        assert layer.kernel.layout is not None  # it is the model's now
-
     def test_attributes_of_a_built_model_do_not_change_in_vain(self):
         model = sequential()
         with pytest.raises(ModelError, match="`activation` of layer 'd1' cannot change any more"):
@@ -107,25 +77,6 @@ class TestLayersOfAModel:
         with pytest.raises(ModelError, match=r"(?s)`kernel` of layer 'd1' cannot change.*assign"):
             model.get_layer("d1").kernel = np.zeros((FEATURES, HIDDEN))
         model.note = "free"
-
-    def test_sublayers_made_in_build_can_be_frozen(self):
-        class Builds(layers.Layer):
-            def build(self, input_shape):
-                self.one = layers.Dense(4)
-                self.more = [layers.Dense(4)]
-
-            def call(self, inputs):
-                return self.more[0](self.one(inputs))
-
-        model = kd.Sequential([kd.Input((4,)), Builds(name="b")])
-        block = model.layers[0]
-        block.one.trainable = False
-        block.more[0].trainable = False
-        model.compile("sgd", "mse")
-        before = model.get_weights()
-        assert model.trainable_weights == []
-        model.fit(np.ones((8, 4)), np.ones((8, 4)), verbose=0)
-        assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), before, strict=True))
 
 
 class Net(kd.Model):
@@ -225,8 +176,7 @@ def test_weights_that_do_not_exist_are_an_error():
             _ = model.trainable_variables
 
 
-@pytest.mark.parametrize("form", ["subclass", "functional"])
-def test_built_models_in_a_model_are_numbered(form):
+def test_built_models_in_a_model_are_numbered():
     class Pair(kd.Model):
         def __init__(self, one, two):
             super().__init__()
@@ -240,10 +190,8 @@ def test_built_models_in_a_model_are_numbered(form):
 
     with on("data=2,model=4", {"sequential/dense/output": ("data", "model")}).scope():
         one, two = part(), part()
-        inputs = kd.Input((4,))
-        model = Pair(one, two) if form == "subclass" else kd.Model(inputs, two(one(inputs)))
-        assert [one.name, two.name] == ["sequential", "sequential_1"]
-        assert [layer.name for layer in model.layers[-2:]] == ["sequential", "sequential_1"]
+        model = Pair(one, two)
+        assert [layer.name for layer in model.layers] == [one.name, two.name] == ["sequential", "sequential_1"]
         assert model.get_layer("sequential_1") is two
         lines: list[str] = []
         two.summary(print_fn=lines.append)

@@ -20,13 +20,6 @@ def built(optimizer: Any = "sgd"):
     return model
 
 
-def test_it_is_kerass_default_at_first():
-    model = built()
-    for name, rate in (("sgd", 0.01), ("adam", 0.001), ("adamw", 0.001), ("rmsprop", 0.001)):
-        model.compile(name, loss=LOSS)
-        assert model.optimizer.learning_rate == pytest.approx(rate)
-
-
 def test_setting_it_counts_from_the_next_step():
     model = built("sgd")
     before = [variable.numpy() for variable in model.variables]
@@ -93,11 +86,6 @@ def test_each_of_several_optimizers_has_its_own():
     assert "model.optimizers['d1']" in caught.value.fix
 
 
-def test_there_is_none_before_compile():
-    with pytest.raises(kd.errors.ModelError, match="compile"):
-        _ = kd.Model.from_nnx(Noisy).optimizer
-
-
 def test_a_rate_that_is_no_number_is_refused_by_name():
     model = built("adam")
     for value in (None, "a", np.ones(3), optax.constant_schedule(0.1), np.nan):
@@ -118,13 +106,3 @@ def test_a_schedule_is_read_and_not_set():
         model.optimizer.learning_rate = 0.1
     assert caught.value.given and caught.value.fix
     assert model.optimizer.learning_rate == pytest.approx(0.125)
-
-
-def test_optimizers_of_keras_keep_it_too():
-    model = built(kd.optimizers.Adam(0.5))
-    assert model.optimizer.learning_rate == pytest.approx(0.5)
-    model.compile(kd.optimizers.Lion, LOSS)
-    assert model.optimizer.learning_rate == pytest.approx(0.001)
-    model.optimizer.learning_rate = 0.25
-    model.train_on_batch(X, Y)
-    assert model.optimizer.learning_rate == 0.25

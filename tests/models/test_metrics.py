@@ -4,7 +4,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 
 import keras_dist as kd
 from keras_dist import metrics
@@ -62,17 +61,6 @@ def test_after_one_batch_they_tell_of_it(model, method):
     assert model.get_metrics_result() == pytest.approx(found)
 
 
-def test_callbacks_read_them_at_the_end_of_an_epoch(model, accuracy):
-    seen = []
-
-    class Reader(kd.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            seen.append(float(accuracy.result()))
-
-    history = model.fit(X, Y, batch_size=8, verbose=0, epochs=2, callbacks=[Reader()]).history
-    assert seen == pytest.approx(history["hits"])
-
-
 def test_they_can_be_reset_and_the_next_run_begins_anew(model, accuracy):
     before = model.evaluate(X, Y, batch_size=43, verbose=0)
     model.reset_metrics()
@@ -81,23 +69,6 @@ def test_they_can_be_reset_and_the_next_run_begins_anew(model, accuracy):
     accuracy.update_state(jnp.array([1]), jnp.array([[1.0, 0.0]]))
     assert float(accuracy.result()) < before[1], "goes on from where the evaluation ended"
     assert model.evaluate(X, Y, batch_size=43, verbose=0) == before
-
-
-class Two(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.linear = nnx.Linear(X.shape[1], 3, rngs=rngs)
-
-    def __call__(self, x: Any) -> Any:
-        return {"a": self.linear(x), "b": self.linear(x) ** 2}
-
-
-def test_losses_of_several_outputs_have_means_of_their_own():
-    model = kd.Model.from_nnx(Two, seed=0)
-    model.compile("sgd", "mse", metrics={"a": ["mae"]})
-    targets = {"a": X[:, :3], "b": X[:, :3]}
-    found = model.evaluate(X, targets, verbose=0, return_dict=True)
-    assert model.metrics_names == ["loss", "compile_metrics", "a_loss", "b_loss"]
-    assert model.get_metrics_result() == pytest.approx(found)
 
 
 def test_a_step_of_ones_own_is_told_of_too():

@@ -9,7 +9,7 @@ import pytest
 import keras_dist as kd
 from tests import layouts
 from tests.networks import LOSS, Noisy, Plain, blobs, values_of
-from tests.soak import LARGE
+from tests.soak import LARGE, often
 
 X, Y = blobs(48)
 MOVES = [("one device", "data=2,model=4"), ("fully data=8", "one device")]
@@ -69,18 +69,9 @@ class TestKeeps:
             assert model.evaluate(X, Y, verbose=0) == expected[1]
             np.testing.assert_array_equal(model.predict(X, verbose=0), expected[0])
 
-    def test_several_models_on_several_distributions_take_turns(self):
-        models = {name: built(name) for name in ("one device", "fully data=8")}
-        losses = {name: [] for name in models}
-        for _ in range(3):
-            for name, model in models.items():
-                losses[name].append(model.train_on_batch(X, Y))
-        for found in losses.values():
-            np.testing.assert_allclose(found, losses["one device"], atol=3e-6)
-
 
 class TestMoves:
-    @pytest.mark.soak
+    @often
     @pytest.mark.parametrize(("start", "end"), [("data=2,model=4", "fully data=8"), *MOVES * LARGE])
     def test_everything_learned_moves_and_training_goes_on_as_if_it_had_been_there(self, start, end):
         moved, stayed = built(start, Noisy), built(end, Noisy)

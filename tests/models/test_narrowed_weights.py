@@ -1,8 +1,5 @@
 """Numbers in files of weights that the element type of a weight cannot hold."""
 
-import os
-import subprocess
-import sys
 import warnings
 
 import h5py
@@ -13,6 +10,7 @@ from safetensors.numpy import save_file
 
 import keras_dist as kd
 from keras_dist.errors import CheckpointError, ModelError
+from tests import forks
 
 LAYERS = ("d1", "d2")
 
@@ -36,12 +34,7 @@ def written(path, values):
 @pytest.mark.parametrize("kind", ["m.weights.h5", "m.safetensors"])
 @pytest.mark.parametrize(
     ("dtype", "stored", "number"),
-    [
-        ("float32", "float64", 1e300),
-        ("float32", "float64", -1e39),
-        ("float16", "float32", 7e4),
-        ("float16", "int32", 7e4),
-    ],
+    [("float32", "float64", -1e300), ("float16", "float32", 7e4), ("float16", "int32", 7e4)],
 )
 def test_a_number_that_would_become_infinite_is_refused_by_name(kind, dtype, stored, number, tmp_path):
     model, values = network(dtype), [np.ones((3, 3), stored) for _ in LAYERS]
@@ -127,21 +120,12 @@ def test_a_state_of_the_optimizer_that_cannot_be_held_changes_no_weight(change, 
     assert not any(weight.any() for weight in model.get_weights())
 
 
-@pytest.mark.parametrize("kind", ["m.weights.h5", "m.safetensors"])
-def test_a_complex_weight_is_told_from_one_of_another_shape(kind, tmp_path):
-    written(tmp_path / kind, [np.full((3, 3), 1j, "complex64")] * 2)
-    with pytest.raises(ModelError, match="does not fit") as caught:
-        network().load_weights(tmp_path / kind)
-    assert "or complex: d1/kernel" in caught.value.given and "complex (3, 3) for (3, 3)" in caught.value.given
-    with pytest.warns(UserWarning, match="fits in part"):
-        report = network().load_weights(tmp_path / kind, strict=False)
-    assert str(report) == "2 of another shape, or complex: d1/kernel, d2/kernel"
-
-
 _WIDE = """
 import sys
+import jax
 import numpy as np
 import keras_dist as kd
+jax.config.update("jax_enable_x64", True)
 layers = [kd.layers.Dense(3, use_bias=False, dtype="float64", name=name) for name in ("d1", "d2")]
 model = kd.Sequential([kd.Input((3,)), *layers])
 model.set_weights([np.ones((3, 3)), np.full((3, 3), 1e300)])
@@ -154,8 +138,8 @@ model.save_weights(f"{sys.argv[1]}/small.orbax")
 
 @pytest.mark.multiprocess
 def test_numbers_of_64_bits_in_folders_do_not_become_infinite(tmp_path):
-    environment = {**os.environ, "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, "-c", _WIDE, str(tmp_path)], env=environment, check=True, timeout=300)
+    run = forks.python("-c", _WIDE, str(tmp_path))
+    assert run.returncode == 0, run.stderr[-2000:]
     model = network()
     before = model.get_weights()
     for name in ("m.orbax", "m"):
@@ -166,22 +150,3 @@ def test_numbers_of_64_bits_in_folders_do_not_become_infinite(tmp_path):
         kd.models.load_model(tmp_path / "m")  # JAX warns of the dtype of the layers
     model.load_weights(tmp_path / "small.orbax")
     np.testing.assert_array_equal(model.get_weights()[1], np.full((3, 3), 0.1, "float32"))
-
-
-def test_integers_in_folders_are_checked_too(tmp_path):
-    class Held(kd.layers.Layer):
-        def __init__(self, kind):
-            super().__init__(name="l")
-            self.kind = kind
-
-        def build(self, shape):
-            self.w = self.add_weight((2,), "zeros", self.kind, name="w", trainable=False)
-
-        def call(self, x):
-            return x
-
-    model, small = (kd.Sequential([kd.Input((3,)), Held(kind)]) for kind in ("int32", "int8"))
-    model.set_weights([np.array([1, 300], "int32")])
-    model.save_weights(tmp_path / "m.orbax")
-    with pytest.raises(ModelError, match="holds a number that int8 cannot hold"):
-        small.load_weights(tmp_path / "m.orbax")

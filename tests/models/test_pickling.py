@@ -51,6 +51,12 @@ def test_a_copy_has_all_of_the_model_and_is_its_own(make, again):
     jax.tree.map(np.testing.assert_array_equal, ours.arrays, theirs.arrays)
     made.set_weights([0 * weight for weight in made.get_weights()])
     assert np.any(model.get_weights()[0])
+    layer = next(layer for layer in model.layers if layer.weights)
+    for again in (copy.copy, copy.deepcopy, unpickled):
+        alone = again(layer)
+        np.testing.assert_equal(alone.get_weights(), layer.get_weights())
+        alone.kernel.assign(np.zeros((3, 1)))
+        assert np.any(model.get_weights()[0])
 
 
 def functional():
@@ -63,12 +69,3 @@ def test_a_copy_before_the_weights_are_born_and_one_that_needs_code():
     assert not copy.copy(kd.Sequential([layers.Dense(1)])).built
     with pytest.raises(ConfigError, match=r"flax\.nnx module has no config"):
         copy.deepcopy(kd.Model.from_nnx(lambda rngs: nnx.Linear(3, 1, rngs=rngs)))
-
-
-def test_the_copy_of_a_layer_in_a_model_has_its_values():
-    model = kd.Sequential([kd.Input((3,)), layers.Dense(1)])
-    for again in (copy.copy, copy.deepcopy, unpickled):
-        made = again(model.layers[0])
-        np.testing.assert_equal(made.get_weights(), model.get_weights())
-        made.kernel.assign(np.zeros((3, 1)))
-        assert np.any(model.get_weights()[0])

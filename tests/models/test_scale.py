@@ -21,22 +21,6 @@ def functional(count):
     return kd.Model(start, tensor)
 
 
-def subclass(count):
-    class Stack(kd.Model):
-        def __init__(self):
-            super().__init__()
-            self.stack = [layers.Dense(4) for _ in range(count)]
-
-        def call(self, inputs):
-            for layer in self.stack:
-                inputs = layer(inputs)
-            return inputs
-
-    model = Stack()
-    model.build((None, 4))
-    return model
-
-
 def used(model):
     model.compile("sgd", "mse")
     model.summary(print_fn=lambda text: None)
@@ -65,7 +49,7 @@ def calls(action):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", few([sequential, functional, subclass], functional))
+@pytest.mark.parametrize("make", few([sequential, functional], functional))
 def test_no_function_is_called_more_than_linearly_often(make):
     used(make(3))  # what is done once in a process
     few, many = (calls(lambda count=count: used(make(count))) for count in (12, 24))

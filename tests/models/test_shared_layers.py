@@ -9,7 +9,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import layers, models, saving
-from keras_dist.errors import ConfigError, ModelError
+from keras_dist.errors import ConfigError
 
 X = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
 
@@ -141,16 +141,3 @@ def test_a_layer_that_is_copied_by_its_config_while_a_model_is_read_is_another()
         layer = again.get_layer("t")
         assert len({id(one) for one in (layer.inner, *layer.twins)}) == 4
         assert layer.inner is again.get_layer("dense")
-
-
-def test_a_copy_that_its_config_describes_otherwise_names_the_weights():
-    @saving.register_keras_serializable("shared")
-    class Untied(Around):
-        @classmethod
-        def from_config(cls, config):
-            return cls(layers.Dense(8, use_bias=False), name=config["name"])
-
-    dense = layers.Dense(8, use_bias=False)
-    model = kd.Sequential([kd.Input((8,)), Untied(dense, name="p"), Untied(dense, name="q")])
-    with pytest.raises(ModelError, match=r"(?s)made from its config has other weights.*q/inner/kernel"):
-        copy.deepcopy(model)

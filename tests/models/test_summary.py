@@ -137,14 +137,6 @@ def model():
     return branches()
 
 
-def test_models_among_the_layers_are_expanded(model):
-    lines = lines_of(model, expand_nested=True)
-    assert cell(lines, "dense (Dense)", "output shape") == "(None, 4)"
-    assert cell(lines, "batch_normalization (BatchNormalization)", "params") == "16"
-    assert cell(lines, "inner/dense/kernel", "bytes") == "128 B"
-    assert not any(cells[0].startswith("dense (") for cells in lines_of(model))
-
-
 def test_a_model_without_weights_yet():
     model = kd.Sequential([layers.Dense(4), layers.Dense(2)])
     assert lines_of(model)[1:] == [
@@ -178,20 +170,3 @@ def test_some_layers_only():
         with pytest.raises(ModelError, match="`layer_range` must be the names of two layers") as caught:
             model.summary(layer_range=wrong)
         assert "'d4'" in caught.value.fix
-
-
-def test_models_of_modules_list_variables_alone():
-    model = kd.Model.from_nnx(lambda rngs: nnx.Linear(8, 2, rngs=rngs))
-    lines = lines_of(model)
-    assert lines[0][:2] == ["path", "shape"]
-    assert [cells[0] for cells in lines[1:]][:2] == ["bias", "kernel"]
-
-
-def test_under_auto_parallel_weights_are_listed_before_fit_finds_their_layouts():
-    lines = []
-    with kd.AutoParallel(kd.DeviceMesh((2, 4), ("data", "model"))).scope():
-        model = kd.Sequential([kd.Input((8,)), layers.Dense(4, name="d1"), layers.Dense(2, name="d2")])
-        model.summary(print_fn=lines.append)
-    text = "\n".join(lines)
-    assert "AutoParallel has no layout yet" in text and "unbuilt" not in text
-    assert all(name in text for name in ("d1/kernel", "d1/bias", "d2/kernel", "d2/bias", "8 x 4"))

@@ -62,18 +62,6 @@ def test_frozen_batch_normalization_uses_moving_statistics_from_the_moment_on(mo
     assert statistics_are_used(model)
 
 
-def test_it_is_reported_before_the_next_compile(model):
-    kernel = model.layers[2].kernel
-    assert paths(model.trainable_weights) == ["d/kernel", "d/bias"] and kernel.trainable
-    model.layers[2].trainable = False
-    assert model.trainable_weights == [] == model.layers[2].trainable_variables and not kernel.trainable
-    assert len(model.non_trainable_weights) == len(model.weights) == 6
-    lines: list[str] = []
-    model.summary(print_fn=lines.append)
-    trainable = next(line for line in lines[0].splitlines() if "Trainable params" in line)
-    assert "│ 0 │" in " ".join(trainable.split()) or " 0 " in trainable
-
-
 def test_setting_the_model_sets_its_layers_and_a_layer_set_later_has_its_own_word(model):
     model.trainable = False
     assert model.trainable_weights == []
@@ -94,12 +82,6 @@ def test_a_layer_inside_of_a_frozen_one_can_be_set_free():
     model.fit(X, np.ones((8, 2)), verbose=0)
     changed = [not np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True)]
     assert changed == [False, False, True, True]
-
-
-def test_sublayers_of_a_layer_made_frozen_are_frozen():
-    layer = layers.TimeDistributed(layers.Dense(2), trainable=False)
-    layer(np.ones((1, 3, 2)))
-    assert [weight.trainable for weight in layer.weights] == [False, False]
 
 
 def test_losses_are_those_of_the_last_call_and_of_regularizers(model):
@@ -131,52 +113,22 @@ def test_stateless_call_of_a_layer_leaves_it_as_it_is(model):
         layer.stateless_call([], [], X)
 
 
-def test_compute_loss_gets_what_it_takes():
-    class Own(kd.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = layers.Dense(1)
+def test_what_is_set_after_compile_does_not_count_yet_and_fit_says_so():
+    class Freeze(kd.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.layers[0].trainable = False
 
-        def call(self, inputs):
-            return self.dense(inputs)
-
-        def compute_loss(self, x, y, y_pred, sample_weight):
-            return jnp.mean(y - y_pred) * 0 + 3.0
-
-    model = Own()
+    model = kd.Sequential([kd.Input((2,)), layers.Dense(2, name="a"), layers.Dense(1, name="b")])
     model.compile("sgd", "mse")
-    assert model.train_on_batch(X, np.ones((8, 1))) == 3.0
-
-
-def test_metrics_of_layers_are_those_of_their_attributes():
-    class Measures(layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.mean = kd.metrics.Mean()
-
-    layer = Measures()
-    assert layer.metrics == [layer.mean] and len(layer.metrics_variables) == 2
-
-
-class TestAfterCompile:
-    """What is set after compile does not count yet; fit says so."""
-
-    def test_in_a_callback_and_before_fit(self):
-        class Freeze(kd.callbacks.Callback):
-            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                self.model.layers[0].trainable = False
-
-        model = kd.Sequential([kd.Input((2,)), layers.Dense(2, name="a"), layers.Dense(1, name="b")])
-        model.compile("sgd", "mse")
-        for train in (
-            lambda: model.fit(X, np.ones((8, 1)), verbose=0, callbacks=Freeze()),
-            lambda: model.fit(X, np.ones((8, 1)), verbose=0),
-            lambda: model.train_on_batch(X, np.ones((8, 1))),
-        ):
-            with pytest.warns(UserWarning, match="`trainable` of a layer was set after compile"):
-                train()
-        model.compile("sgd", "mse")
-        model.fit(X, np.ones((8, 1)), verbose=0)
+    for train in (
+        lambda: model.fit(X, np.ones((8, 1)), verbose=0, callbacks=Freeze()),
+        lambda: model.fit(X, np.ones((8, 1)), verbose=0),
+        lambda: model.train_on_batch(X, np.ones((8, 1))),
+    ):
+        with pytest.warns(UserWarning, match="`trainable` of a layer was set after compile"):
+            train()
+    model.compile("sgd", "mse")
+    model.fit(X, np.ones((8, 1)), verbose=0)
 
 
 class Raw(nnx.Module):

@@ -38,29 +38,16 @@ def test_a_handle_knows_path_shape_dtype_layout_and_value(by_path):
     assert "d1/kernel" in repr(kernel) and "'model'" in repr(kernel)
 
 
-def test_trainable_variables_are_the_parameters(model):
-    assert [v.path for v in model.trainable_variables] == [
-        "d1/kernel", "d2/bias", "d2/kernel", "norm/bias", "norm/scale",
-    ]  # fmt: skip
-    assert {v.path for v in model.variables if not v.trainable} == {
-        "drop/rngs/count", "drop/rngs/key", "norm/mean", "norm/var",
-    }  # fmt: skip
-
-
 class TestAssign:
-    @pytest.mark.parametrize(
-        "value",
-        [np.ones((8, 16)), np.ones((8, 16), "i4"), jax.numpy.ones((8, 16), "bfloat16"), [[1.0] * 16] * 8],
-        ids=["float64", "int", "bfloat16", "lists"],
-    )
-    def test_it_keeps_layout_and_dtype(self, by_path, value):
+    def test_it_keeps_layout_and_dtype(self, by_path):
         kernel = by_path["d1/kernel"]
-        before = kernel.value
-        kernel.assign(value)
-        after = kernel.value
-        assert after.dtype == before.dtype and after.sharding == before.sharding
-        assert {shard.data.shape for shard in after.addressable_shards} == {(8, 4)}
-        np.testing.assert_array_equal(after, np.ones((8, 16)))
+        before, ones = kernel.value, np.ones((8, 16))
+        for value in (ones, 2 * ones.astype("i4"), jax.numpy.full((8, 16), 3, "bfloat16"), [[4.0] * 16] * 8):
+            kernel.assign(value)
+            after = kernel.value
+            assert after.dtype == before.dtype and after.sharding == before.sharding
+            assert {shard.data.shape for shard in after.addressable_shards} == {(8, 4)}
+            np.testing.assert_array_equal(after, np.asarray(value, "f4"))
 
     def test_it_counts_from_the_next_step_and_from_the_next_prediction(self, model, by_path):
         by_path["d2/kernel"].assign(np.zeros((16, 4)))
@@ -91,15 +78,10 @@ class TestAssign:
 
 
 class TestModule:
-    def test_it_has_the_current_values_where_they_live(self, model, by_path):
-        module = model.module
-        assert type(module) is Noisy
-        np.testing.assert_array_equal(module.d1.kernel[...], by_path["d1/kernel"].value)
-        assert module.d1.kernel[...].sharding == by_path["d1/kernel"].value.sharding
-
     def test_changing_it_changes_the_model(self, model, by_path):
         before = by_path["d2/bias"].numpy()
         module = model.module
+        assert type(module) is Noisy and module.d1.kernel[...].sharding == by_path["d1/kernel"].value.sharding
         module.d2.bias[...] = before + 1
         np.testing.assert_array_equal(by_path["d2/bias"].numpy(), before + 1)
         model.train_on_batch(X, Y)
@@ -114,12 +96,9 @@ class TestModule:
         before = [v.numpy().tobytes() for v in model.variables]
         with pytest.raises(kd.errors.ModelError, match="cannot assign to 'd2/bias'"):
             model.module = wide
-        assert [v.numpy().tobytes() for v in model.variables] == before
-
-    def test_what_is_no_module_is_refused(self, model):
-        with pytest.raises(kd.errors.ModelError, match=r"must be a flax\.nnx.Module") as caught:
+        with pytest.raises(kd.errors.ModelError, match=r"must be a flax\.nnx.Module"):
             model.module = {"d1": 1}
-        assert caught.value.given and caught.value.fix
+        assert [v.numpy().tobytes() for v in model.variables] == before
 
     @pytest.mark.filterwarnings("ignore:Using 'Module.sow")
     def test_what_a_module_has_sown_is_left_out(self):
@@ -130,22 +109,11 @@ class TestModule:
         assert [v.path for v in model.variables] == ["d1/bias", "d1/kernel"]
 
 
-def test_the_plan_of_the_state_names_variables_slots_and_the_step(model):
-    paths = [row.path for row in model.state_plan.rows]
-    assert {"d1/kernel", "drop/rngs/count", "step"} <= set(paths)
-    assert any(path.startswith("optimizer/") for path in paths)
-    assert len(set(paths)) == len(paths)
-    assert [row.path for row in model.layout_plan.rows] == [v.path for v in model.variables]
-
-
-@pytest.mark.parametrize("value", [None, "a", np.full((16, 4), 1j)], ids=["None", "text", "complex"])
-def test_what_is_no_real_array_cannot_be_assigned(value, by_path):
-    with pytest.raises(kd.errors.ModelError, match="cannot assign to 'd2/kernel'") as caught:
-        by_path["d2/kernel"].assign(value)
-    assert caught.value.given and caught.value.fix
-
-
-def test_setting_value_names_the_way_out(by_path):
+def test_what_is_no_real_array_cannot_be_assigned_and_no_value_be_set(by_path):
+    for value in (None, "a", np.full((16, 4), 1j)):
+        with pytest.raises(kd.errors.ModelError, match="cannot assign to 'd2/kernel'") as caught:
+            by_path["d2/kernel"].assign(value)
+        assert caught.value.given and caught.value.fix
     with pytest.raises(kd.errors.ModelError, match="'d2/kernel'") as caught:
         by_path["d2/kernel"].value = np.zeros((16, 4))
     assert "assign" in caught.value.fix

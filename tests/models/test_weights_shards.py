@@ -135,11 +135,11 @@ def test_no_step_comes_between_the_files(model, path, monkeypatch):
     assert free == [False] * len(model.weights)
 
 
-@pytest.mark.parametrize("size", [0, -1, "5GB", True, 5_000_000_000, float("nan")])
-def test_what_is_no_size(model, path, size):
-    with pytest.raises(ModelError, match="max_shard_size") as error:
-        model.save_weights(path, max_shard_size=size)
-    assert repr(size) in error.value.given and "GB" in error.value.summary
+def test_what_is_no_size(model, path):
+    for size in (0, -1, "5GB", True, 5_000_000_000, float("nan")):
+        with pytest.raises(ModelError, match="max_shard_size") as error:
+            model.save_weights(path, max_shard_size=size)
+        assert repr(size) in error.value.given and "GB" in error.value.summary
 
 
 def without_a_file(path):
@@ -202,11 +202,3 @@ def test_damage_is_told_and_nothing_is_set(model, other, path, damage, message):
             other.load_weights(path, strict=strict)
         assert message in error.value.given
     np.testing.assert_equal(weights_of(other), before)
-
-
-def test_files_of_others_are_read(model, found, path):
-    values = weights_of(model)
-    save_file(values, path.with_name("all.safetensors"))
-    index_of(path).write_text(json.dumps({"weight_map": dict.fromkeys(values, "all.safetensors")}))
-    found.load_weights(index_of(path))
-    np.testing.assert_equal(weights_of(found), values)

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import inspect
-import os
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -24,7 +23,7 @@ TOLERANCE = 1e-5
 
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
 
-few_examples = hypothesis.settings(max_examples=10 if os.environ.get("CI") else 5, deadline=None)
+few_examples = hypothesis.settings(max_examples=6, deadline=None)
 """Both libraries are traced for each example: fewer than the profile's."""
 
 _waiting: list[tuple[Callable[..., Any], tuple[Any, ...], Callable[..., None], str]] = []

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import keras_dist as kd
 from keras_dist import layers
 from tests.parity.compare import assert_close, compare_layers
 
@@ -43,16 +42,3 @@ def test_first_values(keras):
         assert_close(np.asarray(mine), np.asarray(other))
     assert (ours.filters, ours.kernel_size, ours.padding) == (3, (2, 2), "valid")
     assert ours.get_initial_state(4)[1].shape == theirs.get_initial_state(4)[1].shape == (4, 5, 4, 3)
-
-
-@pytest.mark.slow
-def test_on_a_mesh():
-    x, y = draw((8, 2, 4, 4, 1)), np.zeros((8, 3, 3, 2), "float32")
-    found = []
-    for devices in (1, 4):
-        with kd.DataParallel(devices=kd.list_devices()[:devices]).scope():
-            kd.set_random_seed(0)
-            model = kd.Sequential([kd.Input((2, 4, 4, 1)), layers.ConvLSTM2D(2, 2)])
-        model.compile("sgd", "mse")
-        found.append(model.fit(x, y, epochs=2, verbose=0).history["loss"])
-    assert_close(*map(np.array, found))

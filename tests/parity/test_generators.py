@@ -3,7 +3,6 @@
 import types
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -54,17 +53,3 @@ def test_each_batch_has_numbers_of_its_own(expected, devices):
         found = drawn(model)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-
-
-def test_the_generator_of_a_layer_tells_where_that_of_its_model_is():
-    layer = Noise()
-    generator = layer.seed_generator
-    model = kd.Sequential([kd.Input((2,)), layer])
-    model.predict(np.zeros((8, 2)), batch_size=4, verbose=0)
-    assert generator.state.numpy().tolist() == [7, 2]
-    generator.next()
-    assert generator.state.numpy().tolist() == [7, 3]
-    assert model.variables[0].numpy().tolist() == [7, 3]
-    with pytest.raises(kd.errors.ModelError, match="inside a compiled function"):
-        jax.jit(lambda x: x + kd.random.normal((2,), seed=generator))(np.zeros(2))
-    assert generator.state.numpy().tolist() == [7, 3]

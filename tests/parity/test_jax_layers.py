@@ -37,23 +37,6 @@ def test_given_values_states_and_keys(keras):
     assert float(ours.state["count"].value) == 5.0
 
 
-@pytest.mark.slow
-def test_in_models_on_meshes():
-    found = []
-    rules = kd.LayoutMap(kd.DeviceMesh({"data": 2, "model": 2}, devices=kd.list_devices()[:4]))
-    rules["jax_layer/params/dense/0"] = ("model", None)
-    rules["dense/kernel"] = (None, "model")
-    for distribution in (kd.DataParallel(devices=kd.list_devices()[:1]), kd.ModelParallel(layout_map=rules)):
-        with distribution.scope():
-            kd.set_random_seed(0)
-            model = kd.Sequential([kd.Input((4,)), layers.JaxLayer(call, first, name="jax_layer"), layers.Dense(2)])
-        model.compile(kd.optimizers.SGD(1e-3), "mse")
-        model.fit(X, np.ones((8, 2)), batch_size=4, shuffle=False, verbose=0)
-        assert float(model.layers[0].state["count"].value) == 2.0
-        found.append(model.predict(X, verbose=0))
-    assert_close(*found)
-
-
 class Block(flax.linen.Module):
     @flax.linen.compact
     def __call__(self, inputs, training=False):

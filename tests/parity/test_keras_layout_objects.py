@@ -26,39 +26,19 @@ def rules_of_keras(mesh):
     return rules
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        kd.ModelParallel,
-        lambda rules: kd.ModelParallel(layout_map=rules, batch_dim_name="data", device_mesh=rules.device_mesh),
-        lambda rules: kd.FullySharded(rules.device_mesh, "data", rules),
-    ],
-    ids=["rules", "rules and mesh", "fully sharded"],
-)
-def test_strategies_take_a_layout_map_of_keras(mesh, strategy):
-    distribution = strategy(rules_of_keras(mesh))
-    assert distribution.device_mesh == OURS
-    plan = distribution.plan(TREE)
-    assert plan.row("d1/kernel").axes == ("data", "model")
-    assert plan.row("d2/kernel").axes[0] == "model"
-    assert [plan.row(path).rule.partition(",")[0] for path in ("d1/kernel", "d2/kernel")] == ["d1.*kernel", "d2/kernel"]
-
-
-@pytest.mark.parametrize("strategy", [kd.DataParallel, kd.FullySharded, kd.AutoParallel])
-def test_strategies_take_a_mesh_of_keras(strategy):
-    mesh = keras.distribution.DeviceMesh((8,), ("batch",), devices=np.array(DEVICES))
-    assert strategy(mesh).device_mesh == kd.DeviceMesh((8,), ("batch",), DEVICES)
-
-
-def test_a_model_is_sharded_by_rules_of_keras(mesh):
-    kd.distribution.set_distribution(kd.ModelParallel(rules_of_keras(mesh), "data"))
-    try:
-        model = kd.Sequential([kd.Input((16,)), kd.layers.Dense(8, name="d1"), kd.layers.Dense(4, name="d2")])
-        model.compile("sgd", "mse")
-        model.fit(np.ones((16, 16)), np.ones((16, 4)), batch_size=8, verbose=0)
-    finally:
-        kd.distribution.set_distribution(None)
-    assert model.layers[0].kernel.layout == kd.TensorLayout(("data", "model"), OURS)
+def test_strategies_take_meshes_and_layout_maps_of_keras(mesh):
+    for distribution in (
+        kd.ModelParallel(rules_of_keras(mesh)),
+        kd.ModelParallel(layout_map=rules_of_keras(mesh), batch_dim_name="data", device_mesh=mesh),
+        kd.FullySharded(mesh, "data", rules_of_keras(mesh)),
+    ):
+        assert distribution.device_mesh == OURS
+        rows = [distribution.plan(TREE).row(path) for path in ("d1/kernel", "d2/kernel")]
+        assert rows[0].axes == ("data", "model") and rows[1].axes[0] == "model"
+        assert [row.rule.partition(",")[0] for row in rows] == ["d1.*kernel", "d2/kernel"]
+    flat = keras.distribution.DeviceMesh((8,), ("batch",), devices=np.array(DEVICES))
+    for strategy in (kd.DataParallel, kd.FullySharded, kd.AutoParallel):
+        assert strategy(flat).device_mesh == kd.DeviceMesh((8,), ("batch",), DEVICES)
 
 
 def test_rules_and_layouts_take_objects_of_keras(mesh):

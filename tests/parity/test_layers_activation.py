@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 
 from keras_dist import layers
-from tests.parity.compare import calls_of, cases, compare_functions, compare_layers, few_examples
+from tests.parity.compare import calls_of, cases, compare_functions, compare_layers
 
 
 def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -39,7 +39,6 @@ def test_rectifiers(keras, case):
     assert [weight.shape for weight in ours.weights] == [weight.shape for weight in theirs.weights]
 
 
-@few_examples
 @hypothesis.given(
     axis=st.sampled_from([-1, 1, [1], [1, 2], [-1, 0]]),
     mask_shape=st.sampled_from([None, (2, 3, 4), (3, 4), (2, 1, 4), (1,)]),

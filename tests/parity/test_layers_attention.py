@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_dist import layers
-from tests.parity.compare import cases, compare_layers, compare_masked, few_examples, picked
+from tests.parity.compare import cases, compare_layers, compare_masked, picked
 
 BATCH, TARGET, SOURCE, FEATURES = 2, 3, 4, 4
 
@@ -75,7 +75,6 @@ def test_multi_head_attention(keras, case):
     compare_projected(keras, "MultiHeadAttention", options, tensors, case.seed, **call)
 
 
-@few_examples
 @hypothesis.given(axes=st.sampled_from([None, 1, 2, (1, 2), (-2,)]), use_bias=st.booleans(), seed=st.integers(0, 2**16))
 def test_attention_over_several_dims(keras, axes, use_bias, seed):
     options = {"num_heads": 2, "key_dim": 3, "attention_axes": axes, "use_bias": use_bias}

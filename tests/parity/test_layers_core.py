@@ -9,10 +9,9 @@ from flax import nnx
 
 from keras_dist import layers
 from keras_dist.variables import call_context
-from tests.parity.compare import assert_close, cases, compare, compare_layers, few_examples, picked
+from tests.parity.compare import assert_close, cases, compare, compare_layers, picked
 
 
-@few_examples
 @hypothesis.given(
     shape=st.sampled_from([(3,), (2, 4), (2, 3, 2)]),
     dtype=st.sampled_from(["int32", "uint8", "float32"]),
@@ -68,7 +67,6 @@ EQUATIONS: list[tuple[str, Any, tuple[int, ...], str]] = [
 ]
 
 
-@few_examples
 @hypothesis.given(
     case=st.sampled_from(EQUATIONS),
     use_bias=st.booleans(),
@@ -114,7 +112,6 @@ CASES: dict[str, list[tuple[dict[str, Any], tuple[int, ...]]]] = {
 }
 
 
-@few_examples
 @hypothesis.given(data=st.data(), dtype=st.sampled_from(["float32", "int32"]))
 def test_other_places(keras, data, dtype):
     for name, known in CASES.items():

@@ -12,7 +12,7 @@ import pytest
 
 from keras_dist import layers
 from keras_dist.variables import call_context
-from tests.parity.compare import calls_of, compare, compare_functions, few_examples
+from tests.parity.compare import calls_of, compare, compare_functions
 
 NAMES = ["Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum", "Concatenate", "Dot"]
 SHAPES = [[(2, 3, 4), (2, 3, 4)], [(2, 3, 4), (2, 1, 4)], [(2, 3, 4), (2, 4)], [(2,), (2, 3)], [(2, 1), (2, 3)]]
@@ -39,7 +39,6 @@ def test_value_by_value(keras, shapes):
     compare_named(keras, draw(shapes * 2, 1), *({*NAMES[:6]} - {"Subtract"}))
 
 
-@few_examples
 @hypothesis.given(axis=st.sampled_from([-1, 1, 2, -2]), count=st.integers(1, 3), seed=st.integers(0, 2**16))
 def test_concatenate(keras, axis, count, seed):
     shapes = [[2, 3, 4] for _ in range(count)]
@@ -67,7 +66,6 @@ def test_dot(keras, first, second, axes):
         compare_named(keras, inputs, "Dot", axes=axes, normalize=normalize)
 
 
-@few_examples
 @hypothesis.given(
     masked=st.lists(st.booleans(), min_size=2, max_size=3), axis=st.sampled_from([1, -1]), seed=st.integers(0, 2**16)
 )

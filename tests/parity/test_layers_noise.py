@@ -7,7 +7,7 @@ import numpy as np
 
 from keras_dist import layers
 from keras_dist.variables import call_context
-from tests.parity.compare import compare_layers, few_examples
+from tests.parity.compare import compare_layers
 
 SHAPES = {1: (2, 3, 4), 2: (2, 3, 2, 4), 3: (2, 3, 2, 2, 4)}
 
@@ -16,7 +16,6 @@ def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(1, 2, size=shape).astype("float32")
 
 
-@few_examples
 @hypothesis.given(
     kind=st.sampled_from(["Dropout", "AlphaDropout"]),
     rate=st.sampled_from([0, 0.3, 1.0]),
@@ -31,7 +30,6 @@ def test_dropping(keras, kind, rate, noise_shape, training, seed):
     compare_layers(keras, theirs, ours, draw((2, 3, 4), seed), training=training)
 
 
-@few_examples
 @hypothesis.given(
     rank=st.integers(1, 3), data_format=st.sampled_from([None, "channels_first"]), seed=st.integers(0, 2**16)
 )
@@ -42,7 +40,6 @@ def test_dropping_channels(keras, rank, data_format, seed):
     compare_layers(keras, theirs, ours, draw(SHAPES[rank], seed), training=True)
 
 
-@few_examples
 @hypothesis.given(amount=st.sampled_from([0, 0.2, 0.9]), training=st.booleans(), seed=st.integers(0, 2**16))
 def test_gaussian_noise(keras, amount, training, seed):
     x = draw((2, 3), seed)
@@ -51,7 +48,6 @@ def test_gaussian_noise(keras, amount, training, seed):
         compare_layers(keras, theirs, ours, x, training=training)
 
 
-@few_examples
 @hypothesis.given(l1=st.sampled_from([0.0, 0.3]), l2=st.sampled_from([0.0, 0.2]), seed=st.integers(0, 2**16))
 def test_activity_regularization(keras, l1, l2, seed):
     x = draw((2, 3), seed)

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from keras_dist import layers
-from tests.parity.compare import build, cases, compare, compare_layers, compare_masked, few_examples, picked
+from tests.parity.compare import build, cases, compare, compare_layers, compare_masked, picked
 
 shapes = st.sampled_from([(3, 4), (2, 3, 4), (2, 3, 2, 4)])
 
@@ -48,7 +48,6 @@ def test_batch_normalization(keras, case):
     )
 
 
-@few_examples
 @hypothesis.given(
     shape=shapes,
     axis=st.sampled_from([-1, 1, [1], [-2, -1]]),
@@ -108,7 +107,6 @@ def test_masks_reach_batch_normalization_and_go_on(keras):
     compare_masked(keras, *made, x, mask, training=True)
 
 
-@few_examples
 @hypothesis.given(kind=st.sampled_from(["Dense", "Conv1D"]), steps=st.integers(1, 3), seed=st.integers(0, 2**16))
 def test_spectral_normalization_in_training(keras, kind, steps, seed):
     options = {"units": 5} if kind == "Dense" else {"filters": 5, "kernel_size": 2}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from keras_dist import layers
-from tests.parity.compare import assert_close, cases, compare_layers, few_examples, picked
-from tests.soak import crossed
+from tests.parity.compare import assert_close, cases, compare_layers, picked
+from tests.soak import crossed, often
 
 UNITS = 3
 STATES = {"SimpleRNN": 1, "GRU": 1, "LSTM": 2}
@@ -102,7 +102,6 @@ def test_stacked_cells(keras, case):
     compare_layers(keras, made[0], made[1], draw(case.seed, 2, 4, 2), weights_seed=case.seed, **call)
 
 
-@few_examples
 @hypothesis.given(
     inner=st.sampled_from(["Dense", "BatchNormalization", "LSTM"]),
     masked=st.booleans(),
@@ -121,7 +120,7 @@ def test_time_distributed(keras, inner, masked, training, seed):
     compare_layers(keras, made[0], made[1], draw(seed, *shape), weights_seed=seed, training=training, **call)
 
 
-@pytest.mark.soak
+@often
 def test_one_seed_drops_the_same(keras):
     x, options = draw(0, 4, 3, 2), {"dropout": 0.4, "seed": 7, "return_sequences": True}
     for kind, recurrent_dropout in crossed(STATES, (0.3, 0.0)):

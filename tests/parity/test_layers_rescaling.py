@@ -9,14 +9,13 @@ import numpy as np
 
 from keras_dist import layers
 from keras_dist.variables import call_context
-from tests.parity.compare import assert_close, compare, compare_layers, few_examples
+from tests.parity.compare import assert_close, compare, compare_layers
 
 
 def draw(shape: tuple[int, ...], seed: int, dtype: str = "float32") -> np.ndarray:
     return np.random.default_rng(seed).normal(2, 5, size=shape).astype(dtype)
 
 
-@few_examples
 @hypothesis.given(
     scale=st.sampled_from([2, 1 / 255, [0.5, 2.0, 3.0, -1.0], np.array([1.0, 2.0, 3.0, 4.0])]),
     offset=st.sampled_from([0.0, -1, [1.0, 2.0, 3.0, 4.0]]),
@@ -28,7 +27,6 @@ def test_rescaling(keras, scale, offset, dtype, seed):
     compare_layers(keras, keras.layers.Rescaling(scale, offset), layers.Rescaling(scale, offset), x)
 
 
-@few_examples
 @hypothesis.given(
     axis=st.sampled_from([-1, 1, None, (1, 2), [2, 1], (-1,)]),
     invert=st.booleans(),
@@ -53,7 +51,6 @@ def test_normalization_adapts(keras, axis, invert, given_as, seed):
     assert not any(weight.trainable for weight in ours.weights)
 
 
-@few_examples
 @hypothesis.given(
     case=st.sampled_from(
         [
@@ -76,7 +73,6 @@ def test_normalization_by_given_numbers(keras, case, invert, dtype, seed):
     compare_layers(keras, keras.layers.Normalization(**options), layers.Normalization(**options), x)
 
 
-@few_examples
 @hypothesis.given(
     mode=st.sampled_from(["multi_hot", "binary", "one_hot", "count"]),
     shape=st.sampled_from([(4,), (2, 3), (2, 1), (2, 3, 2)]),
@@ -92,7 +88,6 @@ def test_category_encoding(keras, mode, shape, weighted, dtype, seed):
     compare_layers(keras, theirs, ours, x, gradients=False, **call)
 
 
-@few_examples
 @hypothesis.given(mask_value=st.sampled_from([0.0, -1, 2]), seed=st.integers(0, 2**16))
 def test_masks_that_begin_and_go_on(keras, mask_value, seed):
     x = np.random.default_rng(seed).integers(-1, 2, (2, 5, 2)).astype("float32")

@@ -28,10 +28,6 @@ def numbered(weights):
     ]
 
 
-def mesh():
-    return kd.DeviceMesh((4, 2), ("data", "model"))
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_are_those_of_keras(keras, name):
     make, shape = LAYERS[name]
@@ -62,12 +58,11 @@ def network(library):
     return library.Sequential([library.Input((6,)), *layers, library.layers.Dense(4, name="dense_1")])
 
 
-def placed(rules=RULES, make=network, where=None):
-    layout_map = kd.LayoutMap(mesh())
-    layout_map.update(rules)
-    distribution = where or kd.ModelParallel(layout_map, batch_dim_name="data", strict=True)
-    with distribution.scope():
-        return make(kd)
+def placed():
+    layout_map = kd.LayoutMap(kd.DeviceMesh((4, 2), ("data", "model")))
+    layout_map.update(RULES)
+    with kd.ModelParallel(layout_map, batch_dim_name="data", strict=True).scope():
+        return network(kd)
 
 
 def test_a_model_is_trained_as_keras_trains_it_where_its_kernels_live(keras, tmp_path):
@@ -99,46 +94,11 @@ def test_a_model_is_trained_as_keras_trains_it_where_its_kernels_live(keras, tmp
     np.testing.assert_array_equal(kernel.numpy(), frozen)
     assert kernel is ours.layers[0].kernel
     assert not kernel.trainable
-
-    ours.save(tmp_path / "ours.keras")
-    np.testing.assert_allclose(keras.saving.load_model(tmp_path / "ours.keras").predict(x), ours.predict(x), atol=1e-5)
-    again = kd.models.load_model(tmp_path / "ours.keras")
-    np.testing.assert_allclose(again.predict(x, verbose=0), ours.predict(x, verbose=0), atol=TOLERANCE)
-    assert not again.layers[0].lora_kernel_b.numpy().any()  # merged, as Keras has it
-    theirs.save(tmp_path / "theirs.keras")
-    np.testing.assert_allclose(kd.models.load_model(tmp_path / "theirs.keras").predict(x), ours.predict(x), atol=1e-5)
-    ours.save_weights(tmp_path / "merged.weights.h5")
-    plain = placed()
-    plain.load_weights(tmp_path / "merged.weights.h5")
-    np.testing.assert_allclose(plain.predict(x, verbose=0), ours.predict(x, verbose=0), atol=TOLERANCE)
-
-    path = tmp_path / "merged.safetensors"
-    ours.save_weights(path)
-    plain = placed()
-    plain.load_weights(path)
     expected = ours.predict(x, verbose=0)
-    np.testing.assert_allclose(plain.predict(x, verbose=0), expected, atol=TOLERANCE)
-    ours.load_weights(path)  # merged: the product counts no more
+    ours.save_weights(tmp_path / "merged.safetensors")
+    ours.load_weights(tmp_path / "merged.safetensors")  # merged: the product counts no more
     np.testing.assert_allclose(ours.predict(x, verbose=0), expected, atol=TOLERANCE)
     assert not ours.layers[0].lora_kernel_b.numpy().any()
-    ours.save(tmp_path / "model")
-    again = kd.models.load_model(tmp_path / "model")
-    assert [weight.path for weight in again.weights] == [weight.path for weight in ours.weights]
-    np.testing.assert_allclose(again.predict(x, verbose=0), expected, atol=TOLERANCE)
-
-
-def test_a_rule_that_names_a_factor_comes_first_and_fully_sharded_ones_follow():
-    model = placed({**RULES, ".*/lora_kernel_a": ("data", None)}, _with_rank)
-    axes = {row.path: row.axes for row in model.layout_plan.rows}
-    assert axes["dense/lora_kernel_a"] == axes["dense_1/lora_kernel_a"] == ("data", None)
-    assert axes["dense/lora_kernel_b"] == (None, "model")
-    model = placed(make=_with_rank, where=kd.FullySharded(kd.DeviceMesh("data=8")))
-    assert {row.path: row.axes for row in model.layout_plan.rows}["dense/kernel"] == ("data", None)
-
-
-def _with_rank(library):
-    layers = [library.layers.Dense(8, lora_rank=2), library.layers.Dense(4, lora_rank=2)]
-    return library.Sequential([library.Input((8,)), *layers])
 
 
 def test_errors_name_the_way_out():

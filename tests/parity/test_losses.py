@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_dist import losses
-from tests.parity.compare import compare, few_examples
+from tests.parity.compare import compare
 
 TOLERANCE = 1e-5
 REDUCTIONS = ["sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "none", None]
@@ -200,7 +200,6 @@ def value_and_gradient(loss, y_pred):
 
 
 @pytest.mark.parametrize("name", CASES)
-@few_examples
 @given(st.data())
 def test_values_and_gradients_of_functions_and_losses(keras, name, data):
     options, y_true, y_pred = draw_case(data, name)
@@ -220,7 +219,6 @@ def test_values_and_gradients_of_functions_and_losses(keras, name, data):
 
 
 @pytest.mark.parametrize("name", ["CategoricalCrossentropy", "CategoricalFocalCrossentropy"])
-@few_examples
 @given(SEEDS, st.sampled_from([1, -2]), BOOLEANS, st.sampled_from([(3, 3), (2, 5, 3)]))
 def test_axis_of_the_classes(keras, name, seed, axis, from_logits, shape):
     options = {"from_logits": from_logits, "axis": axis, "reduction": "sum"}
@@ -231,7 +229,6 @@ def test_axis_of_the_classes(keras, name, seed, axis, from_logits, shape):
 
 
 @pytest.mark.parametrize("name", ["MeanSquaredError", "BinaryCrossentropy", "Hinge", "LogCosh", "Poisson"])
-@few_examples
 @given(st.data())
 def test_ranks_that_differ_by_one(keras, name, data):
     rng = np.random.default_rng(data.draw(SEEDS))

@@ -32,7 +32,6 @@ def apply(params, x):
 KERAS_LAYER = "is a layer of keras, which keras_dist does not use"
 CASES = {
     "Linen, from_nnx": (kd.Model.from_nnx, Net, "is a module of flax.linen", "lambda rngs: flax.nnx.bridge.ToNNX"),
-    "Linen class": (kd.Model.from_nnx, lambda: Net, "is a module of flax.linen", "lambda rngs: flax.nnx.bridge.ToNNX"),
     "a factory of Linen": (kd.Model.from_nnx, lambda: lambda rngs: Net(), "is a module of flax.linen", "lambda rngs: "),
     "Linen, a layer": (lambda x: kd.Sequential([x]), Net, "is a module of flax.linen", "layers.NNXLayer"),
     "Equinox": (kd.Model.from_nnx, ToEquinox, "is a module of equinox", "plan(jax.eval_shape"),
@@ -44,7 +43,6 @@ CASES = {
     ),
     "a layer derived from Keras's": (lambda x: kd.Sequential([x]), OwnLayer, KERAS_LAYER, "derive OwnLayer from"),
     "Keras's layer, wrapped": (kd.layers.TimeDistributed, lambda: keras.layers.Dense(3), KERAS_LAYER, "layers.Dense"),
-    "Keras's layer, both ways": (kd.layers.Bidirectional, lambda: keras.layers.LSTM(3), KERAS_LAYER, "layers.LSTM"),
     "Keras's cell": (kd.layers.RNN, lambda: keras.layers.LSTMCell(3), KERAS_LAYER, "layers.LSTMCell"),
     "Keras's model": (
         kd.Model.from_nnx,
@@ -52,12 +50,10 @@ CASES = {
         "is a model of keras",
         "kd.models.model_from_json",
     ),
-    "Keras's model, a layer": (lambda x: kd.Sequential([x]), lambda: keras.Sequential(), "is a model of keras", "json"),
     "Keras's model, cloned": (kd.models.clone_model, lambda: keras.Sequential(), "is a model of keras", "json"),
     "Keras's tensor": (lambda x: kd.Model(x, x), lambda: keras.Input((3,)), "is a symbolic tensor of keras", "Input"),
     "a function": (kd.Model.from_nnx, lambda: apply, "is a function of weights and inputs", "plan(jax.eval_shape"),
     "a compiled function": (kd.Model.from_nnx, lambda: jax.jit(apply), "is a function of weights", "plan("),
-    "Linen's apply": (kd.Model.from_nnx, lambda: Net().apply, "is a function of weights", "plan(jax.eval_shape"),
     "two functions": (kd.Model.from_nnx, lambda: (np.ones, apply), "is a pair of functions", "plan(jax.eval_shape"),
 }
 

@@ -34,25 +34,6 @@ def test_a_spec_that_a_layer_says_is_believed():
     assert Doubled().compute_output_shape((None, 3)) == ((None, 4), (None, 3))
 
 
-def test_shapes_are_told_and_the_call_is_not_traced():
-    class Host(layers.Layer):
-        def call(self, inputs, other):
-            raise AssertionError("never called")
-
-        def compute_output_shape(self, inputs_shape, other_shape):
-            assert other_shape == (None, 2)
-            return [inputs_shape[0], 2]
-
-    class Silent(layers.Layer):
-        def call(self, inputs):
-            return np.asarray(inputs)
-
-    x, other = kd.Input((3,)), kd.Input((2,))
-    assert Host()(x, other=other).shape == (None, 2)
-    with pytest.raises(Exception, match="Tracer"):
-        Silent()(x)
-
-
 def test_a_shape_that_is_told_is_believed_and_the_model_computes_what_the_call_says():
     class Wrong(layers.Layer):
         def call(self, inputs):
@@ -65,21 +46,6 @@ def test_a_shape_that_is_told_is_believed_and_the_model_computes_what_the_call_s
     assert Wrong()(inputs).shape == Wrong().compute_output_shape((None, 3)) == (None, 3)
     assert [tensor.shape for tensor in Wrong(name="nested")(inputs)["out"]] == [(None, 3), (None, 7)]
     assert kd.Model(inputs, Wrong()(inputs)).predict(np.ones((2, 3)), verbose=0).shape == (2, 1)
-
-
-def test_with_masks_the_call_is_traced():
-    class Passes(layers.Layer):
-        supports_masking = True
-
-        def call(self, inputs, mask=None):
-            assert mask is not None
-            return inputs[:, :, :1]
-
-        def compute_output_shape(self, input_shape):
-            return input_shape
-
-    outputs = Passes()(layers.Masking()(kd.Input((4, 3))))
-    assert outputs.shape == (None, 4, 1) and outputs.mask.shape == (None, 4)
 
 
 def test_shapes_of_several_inputs_as_in_keras(keras):
@@ -147,3 +113,18 @@ class TestBuildConfigs:
         ours = layers.MultiHeadAttention(2, 4)
         ours.build_from_config(json.loads(json.dumps(theirs.get_build_config())))
         assert ours.count_params() == theirs.count_params()
+
+
+def test_with_masks_the_call_is_traced():
+    class Passes(layers.Layer):
+        supports_masking = True
+
+        def call(self, inputs, mask=None):
+            assert mask is not None
+            return inputs[:, :, :1]
+
+        def compute_output_shape(self, input_shape):
+            return input_shape
+
+    outputs = Passes()(layers.Masking()(kd.Input((4, 3))))
+    assert outputs.shape == (None, 4, 1) and outputs.mask.shape == (None, 4)

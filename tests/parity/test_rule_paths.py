@@ -75,12 +75,7 @@ def functional(k):
     return k.Model(inputs, layers.SeparableConv1D(3, 2, name="conv")(x))
 
 
-def sequential(k):
-    layers = k.layers
-    return k.Sequential([k.Input((4, 8)), block_of(layers)(name="a_block"), layers.Dense(3, name="last")], name="seq")
-
-
-@pytest.mark.parametrize("make", [subclassed, functional, sequential])
+@pytest.mark.parametrize("make", [subclassed, functional])
 def test_the_other_path_of_a_weight_is_that_of_keras(keras, make):
     theirs = {weight.path for weight in make(keras).weights if "seed" not in weight.path}
     rows = [row for row in make(kd).layout_plan.rows if row.role in ("parameter", "statistic")]
@@ -138,13 +133,6 @@ def test_an_error_names_the_path_that_its_rule_matches(axes):
         warnings_and_plan({"net/hidden/k.*": axes}, net)
 
 
-def test_a_layer_that_is_called_as_its_model_has_its_own_weights_alone():
-    model = net()
-    assert [weight.path for weight in model.net.weights] == ["net/kernel", "net/bias"]
-    model.net.trainable = False
-    assert [weight.path for weight in model.trainable_weights] == ["d/kernel", "d/bias"]
-
-
 def test_weights_of_modules_that_are_no_layers_have_no_path_in_keras():
     class Foreign(kd.layers.Layer):
         def __init__(self):
@@ -159,36 +147,8 @@ def test_weights_of_modules_that_are_no_layers_have_no_path_in_keras():
     assert {row.keras_path for row in model.layout_plan.rows} == {None}
 
 
-@pytest.mark.parametrize(
-    ("rule", "is_sharded"),
-    [("query/kernel", True), ("att/query/kernel", True), ("kernel", False), ("einsum_dense/kernel", False)],
-)
-def test_weights_of_a_layer_without_a_model(rule, is_sharded):
-    rules = kd.LayoutMap(MESH)
-    rules[rule] = ("model", None, None)
-    with kd.ModelParallel(rules, "data").scope():
-        layer = kd.layers.MultiHeadAttention(2, 4, name="att")
-        layer(X, X)
-    spec = layer.query_dense.kernel.value.sharding.spec
-    assert (spec[0] == "model") == is_sharded
-
-
-def test_numbers_that_keras_counts_otherwise_match_nothing():
-    class Block(kd.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.inner = kd.layers.Dense(8)
-
-        def call(self, inputs):
-            return self.inner(inputs)
-
-    def make():
-        dense = kd.layers.Dense
-        return kd.Sequential([kd.Input((8,)), Block(), dense(8), dense(8)], name="s")
-
-    told, plan = warnings_and_plan({"s/dense_1/kernel": (None, "model")}, make)  # in Keras the first of the two
-    assert [row.path for row in plan.rows if row.rule is not None] == []
-    assert "1 layout rule(s) had no effect" in told[0]
-    told, plan = warnings_and_plan({"dense_1/kernel": (None, "model")}, make)
-    assert [row.path for row in plan.rows if row.rule is not None] == ["dense_1/kernel"]
-    assert told == []
+def test_a_layer_that_is_called_as_its_model_has_its_own_weights_alone():
+    model = net()
+    assert [weight.path for weight in model.net.weights] == ["net/kernel", "net/bias"]
+    model.net.trainable = False
+    assert [weight.path for weight in model.trainable_weights] == ["d/kernel", "d/bias"]

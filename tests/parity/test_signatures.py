@@ -101,28 +101,6 @@ def test_layers_are_called_and_named_as_those_of_keras(keras):
                 assert set(differences(ours.call, theirs.call).values()) <= {EXTRA}, name
 
 
-def theirs(a, b=1, strides=(2, 2), *, c="zeros", **kwargs): ...
-
-
-@pytest.mark.parametrize(
-    ("ours", "expected"),
-    [
-        (lambda a, b=1, strides=2, *, c="zeros": None, {}),
-        (lambda a, b=1, strides=(2, 2), c="zeros", **kwargs: None, {}),
-        (lambda a, b=1, strides=2: None, {"c": MISSING}),
-        (lambda a, b=1, strides=2, *, c="zeros", d=0: None, {"d": EXTRA}),
-        (lambda a, b=1, strides=2, *, c="ones": None, {"c": DEFAULT}),
-        (lambda a, b, strides=2, *, c="zeros": None, {"b": DEFAULT}),
-        (lambda a, b=1, strides=3, *, c="zeros": None, {"strides": DEFAULT}),
-        (lambda a, *, b=1, strides=2, c="zeros": None, {"b": BY_KEYWORD, "strides": BY_KEYWORD}),
-        (lambda a, strides=2, b=1, *, c="zeros": None, {"b": ELSEWHERE, "strides": ELSEWHERE}),
-        (lambda a, strides=2, *, c="zeros": None, {"b": MISSING, "strides": ELSEWHERE}),
-    ],
-)
-def test_differences(ours, expected):
-    assert differences(ours, theirs) == expected
-
-
 class Base:
     def __init__(self, *, trainable=True): ...
 

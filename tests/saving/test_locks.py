@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -93,20 +94,13 @@ def test_releasing_does_not_remove_the_lock_of_another_one(tmp_path):
     second.release()
 
 
-def without_locks(monkeypatch, error):
-    def refuse(*arguments):
-        raise OSError(error, os.strerror(error))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-
-
-@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_where_the_file_system_has_no_locks_nobody_is_refused(tmp_path, monkeypatch, error):
+def test_where_the_file_system_has_no_locks_nobody_is_refused(tmp_path, monkeypatch):
     before = len(os.listdir("/proc/self/fd"))
-    without_locks(monkeypatch, error)
-    locks = [Lock(tmp_path), Lock(tmp_path)]
-    assert str(os.getpid()) in holder_of(tmp_path).text
-    for lock in locks:
-        lock.release()
-    assert not any(tmp_path.iterdir())
+    for error in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+        monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(error, os.strerror(error))))
+        locks = [Lock(tmp_path), Lock(tmp_path)]
+        assert str(os.getpid()) in holder_of(tmp_path).text
+        for lock in locks:
+            lock.release()
+        assert not any(tmp_path.iterdir())
     assert len(os.listdir("/proc/self/fd")) == before

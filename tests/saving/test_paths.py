@@ -8,8 +8,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import dtensor
-from keras_dist.errors import KerasDistError, WriteDeniedError, WriteError, WriteFolderError
-from keras_dist.saving.drafts import writing_to
+from keras_dist.errors import KerasDistError, WriteError
 
 
 @pytest.mark.parametrize("value", [{}, 1.0, np.zeros(3), b"x", "", "a\0b"])
@@ -70,24 +69,6 @@ def test_a_full_disk_names_the_path(model, tmp_path, full_disk, name, save):
     assert isinstance(error.value, OSError) and error.value.errno == errno.EFBIG
     assert error.value.filename.startswith(str(tmp_path / name))
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (FileNotFoundError(errno.ENOENT, "none", "y"), WriteFolderError),
-        (PermissionError(errno.EACCES, "denied", "y"), WriteDeniedError),
-        (OSError(errno.EROFS, "Read-only file system", "y"), WriteDeniedError),
-        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "y"), WriteError),
-        (OSError("Unable to create file"), WriteError),
-    ],
-)
-def test_errors_of_the_system_name_the_path(error, kind):
-    with pytest.raises(kind, match="'x' was not written") as found, writing_to("x"):
-        raise error
-    assert str(error.strerror or error) in found.value.summary and found.value.errno == error.errno
-    if kind is not WriteError:
-        assert isinstance(found.value, FileNotFoundError if kind is WriteFolderError else PermissionError)
 
 
 @pytest.mark.parametrize(

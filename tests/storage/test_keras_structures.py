@@ -81,58 +81,6 @@ def test_functions_go_by_their_registered_names():
     assert to_keras(written) == theirs
 
 
-def subclassed(k):
-    class Block(k.layers.Layer):
-        def __init__(self, units=3, **kwargs):
-            super().__init__(**kwargs)
-            self.units = units
-            self.steps = [k.layers.Dense(units), [k.layers.Dense(units, use_bias=False)]]
-
-        def build(self, input_shape):
-            self.z_scale = self.add_weight(shape=(input_shape[-1],), initializer="ones", name="z")
-            self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
-            self.a_scale = self.add_weight(shape=(), initializer="ones", name="a")
-
-        def call(self, x):
-            return self.steps[1][0](self.steps[0](x * self.z_scale * self.a_scale))
-
-        def get_config(self):
-            return {**super().get_config(), "units": self.units}
-
-    class Net(k.Model):
-        def __init__(self, **kwargs):
-            super().__init__(**kwargs)
-            self.zeta = k.layers.Dense(2)
-            self._hidden = k.layers.Dense(3)
-            self.parts = {"second": Block(4), "first": Block(3)}
-            self.again = self.zeta
-            self.tracker = k.metrics.Mean(name="tracker")
-
-        @property
-        def alpha(self):
-            return self._hidden
-
-        def call(self, x):
-            return self.zeta(self.parts["second"](self._hidden(self.parts["first"](x))))
-
-    return Block, Net
-
-
-def test_subclasses_go_both_ways(keras, tmp_path):
-    (their_block, their_net), (our_block, our_net) = subclassed(keras), subclassed(kd)
-    theirs, ours = their_net(), our_net()
-    x = X[:, 0]
-    theirs(x), ours(x)
-    theirs.set_weights([value + 0.1 for value in theirs.get_weights()])
-    theirs.save(tmp_path / "theirs.keras")
-    ours = kd.models.load_model(tmp_path / "theirs.keras", custom_objects={"Net": our_net, "Block": our_block})
-    expected = np.asarray(theirs(x))
-    np.testing.assert_allclose(ours(x), expected, 1e-4, 1e-5)
-    ours.save(tmp_path / "ours.keras")
-    again = keras.models.load_model(tmp_path / "ours.keras", custom_objects={"Net": their_net, "Block": their_block})
-    np.testing.assert_allclose(np.asarray(again(x)), expected, 1e-4, 1e-5)
-
-
 def test_what_keras_has_not_stays_in_the_file(keras, tmp_path):
     mesh = kd.DeviceMesh((4, 2), ("data", "model"))
     layers = [kd.layers.Dense(4, kernel_layout=(None, "model")), kd.layers.Dropout(0.5), kd.layers.Dense(1)]
@@ -271,12 +219,3 @@ def test_files_of_layers_are_in_folders_too(tmp_path):
     assets.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ModelError, match="behind a link"):
         kd.models.load_model(tmp_path / "ours")
-
-
-def test_files_of_a_folder_may_be_links(tmp_path):
-    """As in the cache of the Hugging Face Hub."""
-    kd.Sequential([kd.Input((8,)), kd.layers.Dense(4)]).save(tmp_path / "blobs", zipped=False)
-    (tmp_path / "snapshot").mkdir()
-    for file in ("config.json", "metadata.json", "model.weights.h5"):
-        (tmp_path / "snapshot" / file).symlink_to(tmp_path / "blobs" / file)
-    assert kd.models.load_model(tmp_path / "snapshot").built

@@ -23,16 +23,27 @@ def classes(k):
     register = k.saving.register_keras_serializable("subclasses")
 
     @register
+    class Scaled(k.layers.Layer):
+        def build(self, input_shape):
+            self.z_scale = self.add_weight(shape=(input_shape[-1],), initializer="ones", name="z")
+            self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
+            self.a_scale = self.add_weight(shape=(), initializer="ones", name="a")
+
+        def call(self, inputs):
+            return inputs * self.z_scale * self.a_scale
+
+    @register
     class Mixing(k.layers.Layer):
         def __init__(self, units, **kwargs):
             super().__init__(**kwargs)
             self.units = units
             self.norm = k.layers.LayerNormalization()
             self.inner = k.Sequential([k.layers.Dense(units, "relu"), k.layers.Dense(6)])
+            self.scaled = Scaled()
 
         def call(self, inputs):
             real, _ = k.ops.fft2((inputs, k.ops.zeros_like(inputs)))
-            return inputs + self.inner(self.norm(inputs + real))
+            return self.scaled(inputs) + self.inner(self.norm(inputs + real))
 
         def get_config(self):
             return {**super().get_config(), "units": self.units}
@@ -57,11 +68,18 @@ def classes(k):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
             self.head = k.layers.Dense(1)
-            self.block = Block(4)
-            self.blocks = [Block(3), Block(5)]
+            self.again = self.head
+            self._block = Block(4)
+            self.blocks = [Block(3), [Block(5)]]
+            self.parts = {"second": Block(4), "first": Block(3)}
+            self.tracker = k.metrics.Mean(name="tracker")
+
+        @property
+        def alpha(self):
+            return self._block
 
         def call(self, inputs, training=None):
-            for block in (self.block, *self.blocks):
+            for block in (self._block, self.blocks[0], *self.blocks[1], self.parts["first"], self.parts["second"]):
                 inputs = block(inputs, training=training)
             return self.head(inputs)
 

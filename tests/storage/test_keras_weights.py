@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import zipfile
 
 import h5py
@@ -12,7 +11,6 @@ import pytest
 import keras_dist as kd
 from keras_dist.errors import ConfigError, ModelError
 from keras_dist.storage import h5_files, keras_archives
-from keras_dist.storage.keras_archives import KerasArchive
 
 GB = 1024**3
 X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
@@ -35,10 +33,9 @@ def assert_same(one, other):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("kind", ["weights.h5", "keras"])
-def test_each_device_reads_its_part(theirs, tmp_path, monkeypatch, kind):
-    path = tmp_path / f"theirs.{kind}"
-    (theirs.save if kind == "keras" else theirs.save_weights)(path)
+def test_each_device_reads_its_part(theirs, tmp_path, monkeypatch):
+    path = tmp_path / "theirs.keras"
+    theirs.save(path)
     read = []
     whole = h5_files.H5Reader.read
 
@@ -78,16 +75,6 @@ def test_shards_go_both_ways(keras, theirs, tmp_path):
     (tmp_path / "ours_00001.weights.h5").unlink()
     with pytest.raises(ModelError, match=r"'ours_00001.weights.h5' is missing"):
         ours.load_weights(tmp_path / "ours.weights.json")
-
-
-def test_weights_of_keras_2_are_read(keras, theirs, tmp_path):
-    theirs.save(tmp_path / "theirs.h5")
-    ours = dense(kd)
-    ours.load_weights(tmp_path / "theirs.h5")
-    assert_same(ours, theirs)
-    other = kd.Sequential([kd.Input((8,)), kd.layers.Dense(4)])
-    with pytest.raises(ModelError, match="3 layers with weights"):
-        other.load_weights(tmp_path / "theirs.h5")
 
 
 def test_files_that_do_not_fit(theirs, tmp_path):
@@ -225,47 +212,6 @@ def test_code_is_never_run(keras, tmp_path):
             kd.models.load_model(tmp_path / "theirs.keras", safe_mode=safe_mode)
     ours = kd.models.load_model(tmp_path / "theirs.keras", custom_objects={"plus": lambda x: x + 1})
     np.testing.assert_allclose(ours.predict(X, verbose=0), X + 1)
-
-
-def test_only_known_names_are_looked_up(tmp_path):
-    path, forged = tmp_path / "m.keras", tmp_path / "forged.keras"
-    dense(kd).save(path)
-    config = {"module": "pickle", "class_name": "Unpickler", "config": {}, "registered_name": None}
-    for entry in (config, {**config, "module": "os", "class_name": "function", "config": "system"}):
-        forgery = {"config.json": json.dumps(entry), "metadata.json": b"{}"}
-        rewritten(path, forged, lambda files, forgery=forgery: {**files, **forgery})
-        with pytest.raises(ConfigError, match="not known"):
-            kd.models.load_model(forged)
-    assert pickle.dumps(1)
-
-
-def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
-    path = tmp_path / "m.keras"
-    model = dense(kd)
-    model.save(path)
-    before = path.read_bytes()
-
-    def fails(self, name, value):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(h5_files.H5Writer, "write", fails)
-    for save in (model.save, model.save_weights):
-        target = path if save == model.save else tmp_path / "m.weights.h5"
-        with pytest.raises(OSError, match="No space left"):
-            save(target)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["m.keras"]
-    with KerasArchive("load_model", path) as archive:
-        assert archive.own["compile"] == {}
-    with pytest.raises(kd.errors.CheckpointError, match="exists"):
-        model.save(path, overwrite=False)
-
-
-def test_a_folder_of_that_name_is_read(tmp_path):
-    model = dense(kd)
-    model.save(tmp_path / "folder")
-    os.rename(tmp_path / "folder", tmp_path / "m.keras")
-    assert_same(kd.models.load_model(tmp_path / "m.keras"), model)
 
 
 def keras_2(config):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests import forks
-from tests.soak import LARGE, crossed
+from tests.soak import LARGE, crossed, often
 
 PROGRAM = """
 import json, pathlib, sys, threading, time
@@ -77,10 +77,12 @@ print(json.dumps({"save": save.rise, "load": load.rise, "files": len(list(folder
 
 SIZE = 2048 if LARGE else 1024
 ONE = 16 * SIZE**2  # bytes of a weight of a layer in float32
-pytestmark = [pytest.mark.soak, pytest.mark.multiprocess]
+pytestmark = [often, pytest.mark.multiprocess]
 
 
-@pytest.mark.parametrize(("stored", "is_stacked"), crossed(["float32", "bfloat16", "float16"], [False, True]))
+@pytest.mark.parametrize(
+    ("stored", "is_stacked"), crossed(["float32", "float16", *["bfloat16"] * LARGE], [False, True])
+)
 def test_loading_takes_little_more_than_the_weights(stored, is_stacked, tmp_path):
     layers = 18 if is_stacked else 8  # shards of more than 32 MiB, or glibc keeps deleted ones
     total = 2 * layers * ONE

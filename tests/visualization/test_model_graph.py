@@ -48,19 +48,8 @@ def test_nodes_are_layers_and_edges_their_calls():
         ("start", "deep"),
         ("x", "start"),
     ]
-    told = "".join(
-        node.get_label()
-        for node in nodes(
-            model_to_dot(
-                model,
-                expand_nested=True,
-                show_shapes=True,
-                show_dtype=True,
-                show_layer_activations=True,
-                show_trainable=True,
-            )
-        )
-    )
+    shown = dict.fromkeys(["show_shapes", "show_dtype", "show_layer_activations", "show_trainable"], True)
+    told = "".join(node.get_label() for node in nodes(model_to_dot(model, expand_nested=True, **shown)))
     for text in (
         "Input shape: <b>[(None, 4), (None, 4)]",
         "Activation: <b>relu",

@@ -79,13 +79,6 @@ def test_collectives_by_layer_and_axis(report):
         plot_collectives(report.state)
 
 
-def test_collectives_of_a_step_that_moves_nothing():
-    with kd.DataParallel(kd.DeviceMesh("batch=1", devices=kd.list_devices()[:1])).scope():
-        model = kd.Sequential([kd.Input((4,)), kd.layers.Dense(2)])
-    model.compile("sgd", "mse")
-    assert str(plot_collectives(model.plan(np.zeros((8, 4)), np.zeros((8, 2))))).endswith(": none")
-
-
 def test_a_plan_shows_mesh_shards_and_bytes(report):
     picture = plot_plan(report)
     for part in (plot_mesh(report.state.mesh), plot_shards(report, "up/kernel"), plot_memory(report)):
@@ -147,3 +140,10 @@ def test_the_pictures_of_the_readme_are_what_the_script_draws():
     for theme in pictures.THEMES:
         kept = (pictures.FOLDER / f"plan_{theme}.svg").read_text()
         assert kept == pictures.picture().svg(theme), "python -m tests.documents.pictures draws them"
+
+
+def test_collectives_of_a_step_that_moves_nothing():
+    with kd.DataParallel(kd.DeviceMesh("batch=1", devices=kd.list_devices()[:1])).scope():
+        model = kd.Sequential([kd.Input((4,)), kd.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    assert str(plot_collectives(model.plan(np.zeros((8, 4)), np.zeros((8, 2))))).endswith(": none")
