@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from keras_dist.planner.halos import products_in_window
+from keras_dist.planner.exchanges import jax_operation, products_in_window
 from keras_dist.planner.hlo_text import Computation, Instruction, parse_computations, turns_of
 from keras_dist.planner.propagation import Collective, Kind
-from keras_dist.training.activations import path_of_scope
+from keras_dist.planner.sharded_module import layer_in
 
 KINDS: Mapping[str, Kind] = {
     "all-reduce": "all_reduce",
@@ -55,11 +55,8 @@ class Program:
     def collectives(self, mesh: Mapping[str, int], slices: Sequence[int] = ()) -> tuple[Collective, ...]:
         """Return the collectives of a run, in program order, with both branches of conditions.
 
-        On TPUs a reduce_scatter is an all_reduce that is fused with a slice of its result.
-
-        Args:
-            mesh: sizes of the axes of the mesh, in order.
-            slices: index of the slice of each device, in the order of the mesh.
+        On TPUs a reduce_scatter is an all_reduce that is fused with a slice of its result. `slices` has the index of
+        the slice of each device, in the order of the mesh.
         """
         found: list[Collective] = []
         for instruction, turns, name in _run(self.entry):
@@ -220,9 +217,7 @@ def _sliced(instruction: Instruction) -> Instruction | None:
 def _layer_and_operation(name: str) -> tuple[str, str]:
     """Return layer and operation in a name of JAX, or empty strings where a combined name has several."""
     names = re.split(r"[:;]", name)
-    paths = [[path_of_scope(part) for part in re.split(r"[/()]", each)] for each in names]
-    layers = {next((path for path in reversed(of) if path), "") for of in paths}
-    operations = {each.rpartition("/")[2].rstrip(")") for each in names}
+    layers, operations = set(map(layer_in, names)), set(map(jax_operation, names))
     layer, operation = ("" if len(found) > 1 else found.pop() for found in (layers, operations))
     return layer, operation
 
