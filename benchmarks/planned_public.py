@@ -36,6 +36,8 @@ def public_models() -> dict[str, Planned]:
     """The models by name."""
     kinds = (llama.Llama3, llama.ModelConfig.llama3p2_1b()), (qwen.Qwen3, qwen.ModelConfig.qwen3_0p6b())
     return {
-        name: Planned(functools.partial(Trained, *kind), (ints(LENGTH),) * 2, TOKENS, PUBLIC_ROWS, {}, OWN_AXES)
+        name: Planned(
+            functools.partial(Trained, *kind), (ints(LENGTH), ints(LENGTH)), TOKENS, PUBLIC_ROWS, {}, OWN_AXES
+        )
         for name, kind in zip(PUBLIC, kinds, strict=True)
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_dist._support import html_tables
@@ -127,7 +127,7 @@ class Comparison:
     def _tables(self) -> Iterator[Table]:
         if self.layouts:
             title = f"{len(self.layouts)} layouts (exact)"
-            yield _table(title, "path", "layout before", "layout after", rows=[*self._lines()])
+            yield _table(title, "path", "layout before", "layout after", rows=self._lines())
         roles = [(f"bytes of role {role}", "exact", *_cells(change)) for role, change in self.nbytes_by_role.items()]
         intermediate = "bytes of intermediate results", "propagated", *_cells(self.activation_nbytes)
         flops = "FLOPs of a step", "propagated", *_cells(self.flops, is_bytes=False)
@@ -147,9 +147,9 @@ class Comparison:
             yield f"{len(rest)} more", "", "", *_cells(total)
 
 
-def _table(title: str, *names: str, rows: list[Sequence[str]]) -> Table:
+def _table(title: str, *names: str, rows: Iterable[Sequence[str]]) -> Table:
     numbers = ("before", "after", "change", "ratio")
-    return Table(title, (*names, *numbers), numbers, rows=rows)
+    return Table(title, (*names, *numbers), numbers, rows=[*rows])
 
 
 def compare(before: PlanReport, after: PlanReport) -> Comparison:
