@@ -32,21 +32,19 @@ RECORD = m.RESULTS / "auto.json"
 TITLE, TIME = "layouts that are found / by hand", "serial_step_seconds"
 
 
-def measure(
+def measure(**arguments: Any) -> dict[str, Any]:
+    """As `cost`, in a process that does nothing else."""
+    kd.use_cpu_devices(1)
+    return cost(**arguments)
+
+
+def cost(
     model: str,
     target: str,
     layout: str,
     layouts: Mapping[str, Any] | None = None,
     tiny: bool = False,
     compiles: bool = True,
-) -> dict[str, Any]:
-    """As `cost`, in a process that does nothing else."""
-    kd.use_cpu_devices(1)
-    return cost(model, target, layout, layouts, tiny, compiles)
-
-
-def cost(
-    model: str, target: str, layout: str, layouts: Mapping[str, Any] | None, tiny: bool, compiles: bool
 ) -> dict[str, Any]:
     """What a step of a model costs on a machine under a layout; those of google-parallax are given."""
     planned, machine = planned_model(model, tiny), kd.planner.target(target)

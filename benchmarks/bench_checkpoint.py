@@ -122,9 +122,8 @@ def resident_bytes(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
-def main() -> None:
-    """Measure and report."""
-    quick = m.is_quick(__doc__)
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Measure."""
     kd.use_cpu_devices(DEVICES)
     rounds = 2 if quick else 7
     with tempfile.TemporaryDirectory() as temporary:
@@ -137,7 +136,7 @@ def main() -> None:
             m.in_process(__spec__.name, **{name: str(path) for name, path in paths.items()})
             for _ in range(1 if quick else 3)
         ]
-    results = [
+    return [
         m.result("save, checked / bare orbax", taken["save"], taken["orbax saves"], "s", 1, BARE_AIM),
         m.result("restore, checked / bare orbax", taken["restore"], taken["orbax restores"], "s", 1, BARE_AIM),
         m.result(
@@ -147,8 +146,7 @@ def main() -> None:
         m.result("checksums of all files / bare orbax's save", taken["manifest"], taken["orbax saves"], "s"),
         m.result("peak of a restore on another mesh / state", *np.transpose(peaks).tolist(), "MB", 1e6, PEAK_AIM),
     ]
-    m.report("checkpoint", "checkpoints of 500 MB, 8 devices", results, quick)
 
 
 if __name__ == "__main__":
-    main()
+    m.main("checkpoint", "checkpoints of 500 MB, 8 devices", run, __doc__)

@@ -78,9 +78,8 @@ def batch_that_takes(model: Any, seconds: float) -> Batch:
     return batch_of(rows)
 
 
-def main() -> None:
-    """Measure and report."""
-    quick = m.is_quick(__doc__)
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Measure."""
     model = make_model()
     batch = batch_that_takes(model, SECONDS)
     sources = {
@@ -94,9 +93,8 @@ def main() -> None:
     samples = m.interleave(runs, 3 if quick else 11)
     alone = samples["the source alone"].wall, samples["the steps alone"].wall
     slower = [max(pair) for pair in zip(*alone, strict=True)]
-    results = [m.result(name, samples[name].wall, slower, "ms", STEPS / 1000, AIM) for name in sources]
-    m.report("data", "20 ms a batch, 20 ms a step / the slower of the two", results, quick)
+    return [m.result(name, samples[name].wall, slower, "ms", STEPS / 1000, AIM) for name in sources]
 
 
 if __name__ == "__main__":
-    main()
+    m.main("data", "20 ms a batch, 20 ms a step / the slower of the two", run, __doc__)

@@ -88,12 +88,8 @@ def batches(x: np.ndarray, y: np.ndarray) -> Any:
         yield x[first : first + BATCH_SIZE], y[first : first + BATCH_SIZE]
 
 
-def main() -> None:
-    """Measure and report."""
-    quick = m.is_quick(__doc__)
-    if not PYTHON.exists():
-        print("TensorFlow 2.15 is not installed: `make dtensor` makes an environment for it")
-        return
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Measure."""
     rows, epochs, rounds = (1280, 1, 2) if quick else (12800, 2, 5)
     folder = m.ROOT / "benchmarks"
     ours = {
@@ -105,7 +101,7 @@ def main() -> None:
         for name, script in (("their keras", "dtensor_loop.py"), ("their core", "dtensor_core_loop.py"))
     }
     seconds = m.take_turns(ours | theirs, rounds)
-    results = [
+    return [
         m.result(f"{name}, 8 devices, batch 128", seconds[own], seconds[other], "ms a step", 1e-3, aim)
         for name, own, other, aim in (
             ("fit as it comes / Keras tutorial's loop", "fit", "their keras", 0.6),
@@ -113,8 +109,10 @@ def main() -> None:
             ("core tutorial's loop / the original", "core", "their core", 0.3),
         )
     ]
-    m.report("dtensor", "keras_dist / TensorFlow 2.15's DTensor", results, quick)
 
 
 if __name__ == "__main__":
-    main()
+    if PYTHON.exists():
+        m.main("dtensor", "keras_dist / TensorFlow 2.15's DTensor", run, __doc__)
+    else:
+        print("TensorFlow 2.15 is not installed: `make dtensor` makes an environment for it")

@@ -110,24 +110,14 @@ def measure(rounds: int) -> list[Any]:
     if ours() != by_hand():
         raise AssertionError("generate and the loop by hand return different tokens")
     samples = m.interleave({"ours": ours, "by hand": by_hand}, rounds)
-    return [
-        m.result(
-            f"{ROWS} rows of {PROMPT} + {NEW} tokens{told}, data=2,model=4",
-            getattr(samples["ours"], clock),
-            getattr(samples["by hand"], clock),
-            "ms a token",
-            NEW / 1e3,
-            aim,
-        )
-        for clock, told, aim in (("wall", "", AIM), ("all_cpu", ", all threads", None))
-    ]
+    what, where = f"{ROWS} rows of {PROMPT} + {NEW} tokens", "data=2,model=4"
+    return m.compare(samples, "ours", "by hand", what, where, unit="ms a token", per=NEW / 1e3, wall=AIM, all_cpu=None)
 
 
-def main() -> None:
-    """Measure and report."""
-    quick = m.is_quick(__doc__)
-    m.report("generate", "generate / a loop by hand", m.in_process(__spec__.name, rounds=3 if quick else 20), quick)
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Measure."""
+    return m.in_process(__spec__.name, rounds=3 if quick else 20)
 
 
 if __name__ == "__main__":
-    main()
+    m.main("generate", "generate / a loop by hand", run, __doc__)

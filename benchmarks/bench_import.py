@@ -5,6 +5,7 @@ Fresh interpreters that take turns.
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from typing import Any
@@ -19,21 +20,16 @@ PROGRAMS = {
 AIM = 1.2
 
 
-def main() -> None:
-    """Measure and report."""
-    quick = m.is_quick(__doc__)
-
-    def run(program: str) -> Any:
-        return lambda: subprocess.run([sys.executable, "-c", program], check=True, cwd=m.ROOT, env=m.as_installed())
-
-    runs = {name: run(program) for name, program in PROGRAMS.items()}
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Measure."""
+    start = functools.partial(subprocess.run, check=True, cwd=m.ROOT, env=m.as_installed())
+    runs = {name: functools.partial(start, [sys.executable, "-c", program]) for name, program in PROGRAMS.items()}
     samples = m.interleave(runs, 3 if quick else 11, warmup=1)
-    results = [
-        m.result("import keras_dist; kd.Model, kd.layers", samples["used"].wall, samples["theirs"].wall, "s", aim=AIM),
-        m.result("import keras_dist", samples["bare"].wall, samples["theirs"].wall, "s"),
+    return [
+        *m.compare(samples, "used", "theirs", "import keras_dist; kd.Model, kd.layers", unit="s", wall=AIM),
+        *m.compare(samples, "bare", "theirs", "import keras_dist", unit="s", wall=None),
     ]
-    m.report("import", "start / importing jax, flax.nnx, optax", results, quick)
 
 
 if __name__ == "__main__":
-    main()
+    m.main("import", "start / importing jax, flax.nnx, optax", run, __doc__)

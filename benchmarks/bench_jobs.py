@@ -52,9 +52,8 @@ def make_model() -> Any:
     return model
 
 
-def main() -> None:
-    """Measure and report."""
-    quick, has_tensorflow = m.is_quick(__doc__), TENSORFLOW.exists()
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Measure."""
     rows, steps, epochs, rounds = (6400, 20, 1, 2) if quick else (25600, 70, 2, 5)
     sizes = dict(zip(("rows", "batch_size", "steps", "epochs"), (rows, BATCH_SIZE, steps, epochs), strict=True))
     folder = m.ROOT / "benchmarks"
@@ -62,7 +61,7 @@ def main() -> None:
         "fit": m.measuring(__spec__.name, **sizes),
         "by hand": [sys.executable, str(folder / "process_loop.py"), *map(str, sizes.values())],
     }
-    if has_tensorflow:
+    if TENSORFLOW.exists():
         commands["TensorFlow"] = [str(TENSORFLOW), str(folder / "mirrored_loop.py"), *map(str, sizes.values())]
     else:
         print("TensorFlow 2.15 is not installed: `make dtensor` makes an environment for it")
@@ -72,11 +71,11 @@ def main() -> None:
     where = f"{PROCESSES} processes, batch {BATCH_SIZE}"
     compare = functools.partial(m.result, unit="ms a step", per=1e-3)
     results = [compare(f"fit / a loop by hand, {where}", seconds["fit"], seconds["by hand"], aim=1.05)]
-    if has_tensorflow:
+    if TENSORFLOW.exists():
         what = f"fit / TensorFlow's MultiWorkerMirroredStrategy, {where}"
         results.append(compare(what, seconds["fit"], seconds["TensorFlow"], aim=0.6))
-    m.report("jobs", "jobs of several processes", results, quick or not has_tensorflow)
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    m.main("jobs", "jobs of several processes", run, __doc__, writes=TENSORFLOW.exists())

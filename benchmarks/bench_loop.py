@@ -39,25 +39,17 @@ def measure(devices: int, batch_size: int, epochs: int, rows: int, rounds: int, 
     steps = epochs * rows // batch_size
     where = f"{devices} device{'s' * (devices > 1)}, batch {batch_size}"
 
-    def compare(what: str, name: str, clock: str, aim: float | None = None) -> dict[str, Any]:
-        ours, theirs = (getattr(samples[who], clock) for who in (name, "bare"))
-        return m.result(f"{what}, {where}", ours, theirs, "us a step", steps / 1e6, aim)
-
+    step = {"unit": "us a step", "per": steps / 1e6}
     if aim is None:
-        return [compare("as it comes, large data", "auto", "wall")]
+        return m.compare(samples, "auto", "bare", "as it comes, large data", where, **step, wall=None)
     return [
-        compare("one step at once", "one", "wall", 1.05),
-        compare("one step at once, main thread", "one", "cpu", 1.3),
-        compare("one step at once, all threads", "one", "all_cpu"),
-        compare("as it comes", "auto", "wall", aim),
-        compare("as it comes, main thread", "auto", "cpu"),
-        compare("as it comes, all threads", "auto", "all_cpu"),
+        *m.compare(samples, "one", "bare", "one step at once", where, **step, wall=1.05, cpu=1.3, all_cpu=None),
+        *m.compare(samples, "auto", "bare", "as it comes", where, **step, wall=aim, cpu=None, all_cpu=None),
     ]
 
 
-def main() -> None:
-    """Measure and report."""
-    quick = m.is_quick(__doc__)
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Measure."""
     rounds = 3 if quick else 15
     results = []
     for devices, batch_size, epochs, aim in CASES:
@@ -66,8 +58,8 @@ def main() -> None:
     for devices, batch_size, epochs in ((1, 16, 3), (1, 128, 1), (8, 128, 1)):
         case = {"devices": devices, "batch_size": batch_size, "rounds": 2 if quick else 5}
         results += m.in_process(__spec__.name, **case, epochs=epochs, rows=STREAMED_ROWS, aim=None)
-    m.report("loop", "`fit` / a loop by hand", results, quick)
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    m.main("loop", "`fit` / a loop by hand", run, __doc__)

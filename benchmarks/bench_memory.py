@@ -56,9 +56,8 @@ def state_bytes(strategy: str, hidden: list[int]) -> tuple[int, float]:
     return found, ideal
 
 
-def main() -> None:
-    """Measure and report."""
-    quick = m.is_quick(__doc__)
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Measure."""
     results = []
     for name, hidden in (("guide's MLP", Network().hidden), ("80 MB of weights", LARGE)):
         peaks: dict[bool, list[float]] = {False: [], True: []}
@@ -69,8 +68,8 @@ def main() -> None:
     for strategy in ("DataParallel", "FullySharded"):
         found, ideal = m.in_process(__spec__.name, what="state", strategy=strategy, hidden=LARGE)
         results.append(m.result(f"state a device, {strategy}", [found], [ideal], "MB", 1e6, STATE_AIM))
-    m.report("memory", "memory / a loop by hand's", results, quick)
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    m.main("memory", "memory / a loop by hand's", run, __doc__)

@@ -49,13 +49,7 @@ AIM_GIB = 2
 
 
 def measure(size: str, target: str, what: str) -> dict[str, Any]:
-    """As `planned`, in a process that does nothing else."""
-    kd.use_cpu_devices(1)
-    return planned(size, target, what)
-
-
-def planned(size: str, target: str, what: str) -> dict[str, Any]:
-    """What it takes to plan a decoder, and what is found.
+    """What it takes to plan a decoder, in a process that does nothing else, and what is found.
 
     Args:
         size: that of 8B is unrolled, the others are scanned, their weights fully sharded from 70B on.
@@ -65,6 +59,7 @@ def planned(size: str, target: str, what: str) -> dict[str, Any]:
     Returns:
         Seconds by the clock, and of work of all threads; bytes of memory of its processes at most.
     """
+    kd.use_cpu_devices(1)
     devices = kd.planner.target(target).device_count
     shape = (devices // MODEL_AXIS, MODEL_AXIS)
     axes, is_scanned = dict(zip(("data", "model"), shape, strict=True)), size != "8B"
@@ -123,9 +118,8 @@ def lines_of(size: str, target: str, what: str, aim: float | None, runs: list[di
     return lines
 
 
-def main() -> None:
-    """Measure and report."""
-    quick = m.is_quick(__doc__)
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Measure."""
     cases = [("tiny", "v5e:2x4", what, aim) for what, aim in (("propagate", 15), ("screen", 1))] if quick else AIMS
     results: list[dict[str, Any]] = []
     for size, target, what, aim in cases:
@@ -135,8 +129,8 @@ def main() -> None:
         runs = [m.in_process(__spec__.name, size=size, target=target, what=what) for _ in range(rounds)]
         print(f"{size} on {target}: {runs[-1].get('verdict', 'screened')}", flush=True)
         results += lines_of(size, target, what, aim, runs)
-    m.report("plan", "planning / its aims", results, quick)
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    m.main("plan", "planning / its aims", run, __doc__)

@@ -31,28 +31,25 @@ def measure(epochs: int, rounds: int) -> list[Any]:
         {"by hand": lambda: bare.run(epochs), **{n: fit(model) for n, model in models.items()}}, rounds
     )
 
-    def compare(ours: str, theirs: str, aim: float | None = None, clock: str = "wall") -> dict[str, Any]:
-        our, their = (getattr(samples[name], clock) for name in (ours, theirs))
-        what = f"{ours} / {theirs}, {epochs} epoch{'s' * (epochs > 1)}{', all threads' * (clock == 'all_cpu')}"
-        return m.result(what, our, their, "ms a step", epochs * ROWS / BATCH_SIZE / 1e3, aim)
+    def compare(ours: str, theirs: str, **aims: float | None) -> list[dict[str, Any]]:
+        what = f"{ours} / {theirs}, {epochs} epoch{'s' * (epochs > 1)}"
+        return m.compare(samples, ours, theirs, what, unit="ms a step", per=epochs * ROWS / BATCH_SIZE / 1e3, **aims)
 
     return [
-        compare("as it comes", "by hand", 1.05 if epochs > 1 else None),
-        compare("as it comes", "by hand", clock="all_cpu"),
-        compare("single steps", "by hand"),
-        compare("as it comes", "single steps", 1.05),
-        compare(f"steps_per_execution={GROUPED}", "as it comes", 1.05),
+        *compare("as it comes", "by hand", wall=1.05 if epochs > 1 else None, all_cpu=None),
+        *compare("single steps", "by hand", wall=None),
+        *compare("as it comes", "single steps", wall=1.05),
+        *compare(f"steps_per_execution={GROUPED}", "as it comes", wall=1.05),
     ]
 
 
-def main() -> None:
-    """Measure and report."""
-    quick = m.is_quick(__doc__)
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Measure."""
     results = []
     for epochs, rounds in ((1, 15), (10, 11)):
         results += m.in_process(__spec__.name, epochs=epochs, rounds=3 if quick else rounds)
-    m.report("resident", "`fit` / a scan by hand over data on the device", results, quick)
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    m.main("resident", "`fit` / a scan by hand over data on the device", run, __doc__)

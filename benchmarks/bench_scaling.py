@@ -50,9 +50,8 @@ def grown(name: str, small: dict[str, Any], large: dict[str, Any]) -> dict[str, 
     return m.result(name, ours, bare, "times", aim=GROWTH_AIM)
 
 
-def main() -> None:
-    """Measure and report."""
-    quick = m.is_quick(__doc__)
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Measure."""
     rounds = 2 if quick else 5
 
     def point(hidden: tuple[int, ...] = (200,), **arguments: Any) -> dict[str, Any]:
@@ -72,8 +71,8 @@ def main() -> None:
     for steps in (1, 10, 100) if quick else (1, 10, 100, 1000):
         results.append(compare(f"steps of an epoch: {steps}", point(steps=steps)))
         results.append(compare(f"steps of an epoch: {steps}, as it comes", point(steps=steps, as_it_comes=True)))
-    m.report("scaling", "`fit` / a loop by hand, as work grows", results, quick)
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    m.main("scaling", "`fit` / a loop by hand, as work grows", run, __doc__)

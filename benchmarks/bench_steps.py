@@ -61,28 +61,21 @@ def measure(devices: int, rounds: int) -> list[Any]:
     samples = m.interleave({name: lambda model=model: model.fit(x, y, **fit) for name, model in models.items()}, rounds)
     steps = EPOCHS * ROWS // BATCH_SIZE
     where = f"{devices} device{'s' * (devices > 1)}, batch {BATCH_SIZE}"
+    step = {"unit": "us a step", "per": steps / 1e6, "wall": AIM, "cpu": None, "all_cpu": None}
     return [
-        m.result(
-            f"{how}{told}, {where}",
-            getattr(samples[f"own, {how}"], clock),
-            getattr(samples[f"built in, {how}"], clock),
-            "us a step",
-            steps / 1e6,
-            aim,
-        )
+        line
         for how in ("one step at once", "as it comes")
-        for clock, told, aim in (("wall", "", AIM), ("cpu", ", main thread", None), ("all_cpu", ", all threads", None))
+        for line in m.compare(samples, f"own, {how}", f"built in, {how}", how, where, **step)
     ]
 
 
-def main() -> None:
-    """Measure and report."""
-    quick = m.is_quick(__doc__)
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Measure."""
     results = []
     for devices in (1, 4):
         results += m.in_process(__spec__.name, devices=devices, rounds=3 if quick else 15)
-    m.report("steps", "a train step of one's own / the built-in one", results, quick)
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    m.main("steps", "a train step of one's own / the built-in one", run, __doc__)

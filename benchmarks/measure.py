@@ -28,6 +28,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("keras_dist", "jax", "flax", "optax", "numpy", "keras")
 WARMUP = 2
+CLOCKS = {"wall": "", "cpu": "main thread", "all_cpu": "all threads"}
+"""Fields of `Samples`, as lines of benchmarks name them."""
 
 
 @dataclasses.dataclass
@@ -94,6 +96,32 @@ def result(
         "aim": aim,
         "rounds": len(ours),
     }
+
+
+def compare(
+    samples: Mapping[str, Samples], ours: str, theirs: str, what: str, where: str = "", **figures: Any
+) -> list[dict[str, Any]]:
+    """Lines of a benchmark by clock, such as `wall=1.1, cpu=None`, each with its aim.
+
+    Args:
+        samples: of what `interleave` has run.
+        ours: name of what is of keras_dist.
+        theirs: name of what it is compared with.
+        what: was compared.
+        where: it was.
+        **figures: `unit` and `per` of `result`, and the aim of each clock.
+    """
+    unit, per = figures.pop("unit"), figures.pop("per", 1)
+    return [
+        result(
+            ", ".join(filter(None, (what, CLOCKS[clock], where))),
+            *(getattr(samples[who], clock) for who in (ours, theirs)),
+            unit,
+            per,
+            aim,
+        )
+        for clock, aim in figures.items()
+    ]
 
 
 def as_installed() -> dict[str, str]:
@@ -178,11 +206,14 @@ def _told(command: Sequence[str], code: int, output: str, errors: str) -> Any:
     return json.loads(output.strip().splitlines()[-1])
 
 
-def is_quick(description: str | None) -> bool:
-    """Whether `--quick` was given: fewer rounds, for a look at the script and not at the numbers."""
+def main(
+    name: str, title: str, run: Callable[[bool], list[dict[str, Any]]], description: str | None, *, writes: bool = True
+) -> None:
+    """Report `run(quick)`: `--quick` takes fewer rounds, for a look at the script and not at the numbers."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few rounds only; nothing is written")
-    return parser.parse_args().quick
+    quick = parser.parse_args().quick
+    report(name, title, run(quick), quick or not writes)
 
 
 def report(name: str, title: str, results: list[dict[str, Any]], quick: bool = False) -> None:

@@ -28,7 +28,7 @@ class Planned:
 
     Attributes:
         factory: makes the model.
-        batch: from a number of rows the shapes `(x, y)`.
+        row: the shapes `(x, y)` of a row of the batch.
         loss: between its outputs, which are logits where it is a crossentropy, and `y`.
         rows: of the batch, for each device.
         rules: of tensor parallelism over the axis `model`, as Megatron-LM does it, or as is usual for such models.
@@ -37,29 +37,25 @@ class Planned:
     """
 
     factory: Callable[..., Any]
-    batch: Callable[[int], tuple[Any, Any]]
+    row: tuple[Any, Any]
     loss: str
     rows: int
     rules: Rules
     axis_names: Mapping[str, Any] | None = None
     is_ours: bool = False
 
+    def batch(self, rows: int) -> tuple[Any, Any]:
+        """The shapes `(x, y)` of a batch."""
+        return jax.tree.map(lambda each: jax.ShapeDtypeStruct((rows, *each.shape), each.dtype), self.row)
 
-def planned_models(*, tiny: bool = False) -> dict[str, Planned]:
-    """The models by name; `tiny` ones are of the same form."""
-    size = _TINY if tiny else _FULL
-    return {
-        "decoder": _decoder(size),
-        "mixture of experts": _experts(size),
-        "encoder, tied": _encoder(size),
-        "vision transformer": _vit(size),
-        "mixer": _mixer(size),
-        "ResNet": _resnet(size),
-        "U-Net": _unet(size),
-        "state space": _state_space(size),
-        "recommender": _recommender(size),
-        "decoder, keras_dist": _ours(size),
-    }
+
+def ints(*shape: int) -> jax.ShapeDtypeStruct:
+    """Integers of a row."""
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 _FULL = types.SimpleNamespace(
@@ -80,7 +76,6 @@ _FULL = types.SimpleNamespace(
 )
 """Sizes of 0.1 to 1.1 billion parameters."""
 
-
 _TINY = types.SimpleNamespace(
     decoder=decoders.TINY,
     experts=(dataclasses.replace(decoders.TINY, layers=1), 4),
@@ -98,137 +93,95 @@ _TINY = types.SimpleNamespace(
     clicks=8,
 )
 
+_EXPERTS = {
+    r"experts/\d+/(up|down)": ("model", None, None),
+    r"attention/\d+/(query|key|value)/kernel": (None, "model"),
+    r"attention/\d+/out/kernel": ("model", None),
+    "embed/embedding": ("model", None),
+    "head/kernel": (None, "model"),
+}
+_ENCODER = {
+    rf"{_BLOCK}/(qkv|up)/kernel": (None, "model"),
+    rf"{_BLOCK}/(qkv|up)/bias": ("model",),
+    rf"{_BLOCK}/(out|down)/kernel": ("model", None),
+    "embed/embedding": ("model", None),
+}
+_VIT = {
+    rf"{_BLOCK}/attention/(query|key|value)/kernel": (None, "model", None),
+    rf"{_BLOCK}/attention/(query|key|value)/bias": ("model", None),
+    rf"{_BLOCK}/attention/out/kernel": ("model", None, None),
+    rf"{_BLOCK}/up/kernel": (None, "model"),
+    rf"{_BLOCK}/up/bias": ("model",),
+    rf"{_BLOCK}/down/kernel": ("model", None),
+    "head/kernel": (None, "model"),
+    "head/bias": ("model",),
+}
+_MIXER = {
+    r"along_(tokens|channels)/\d+/0/kernel": (None, "model"),
+    r"along_(tokens|channels)/\d+/0/bias": ("model",),
+    r"along_(tokens|channels)/\d+/1/kernel": ("model", None),
+    "head/kernel": (None, "model"),
+    "head/bias": ("model",),
+}
+_RESNET = {
+    r"blocks/\d+/convs/0/kernel": (None, None, None, "model"),
+    r"blocks/\d+/norms/0/(scale|bias|mean|var)": ("model",),
+    r"blocks/\d+/convs/1/kernel": (None, None, "model", None),
+    "head/kernel": (None, "model"),
+    "head/bias": ("model",),
+}
+"""Channels between the first and the second convolution, and classes: an expert would not do even that."""
+_PAIR = r"(down/\d+|middle|up/\d+)"
+_UNET = {
+    f"{_PAIR}/conv1/kernel": (None, None, None, "model"),
+    f"{_PAIR}/norm2/(scale|bias)": ("model",),
+    f"{_PAIR}/conv2/kernel": (None, None, "model", None),
+}
+_STATE_SPACE = {
+    rf"{_BLOCK}/joined/kernel": (None, "model"),
+    rf"{_BLOCK}/conv/kernel": (None, None, "model"),
+    rf"{_BLOCK}/out_norm/scale": ("model",),
+    rf"{_BLOCK}/out/kernel": ("model", None),
+    "embed/embedding": ("model", None),
+    "head/kernel": (None, "model"),
+}
+"""As in Megatron-LM, although the parts that come from the joined kernel do not end where its shards do."""
+_OURS = {
+    r"block\d+_attention/(query|key|value)/kernel": (None, "model", None),
+    r"block\d+_attention/(query|key|value)/bias": ("model", None),
+    r"block\d+_attention/attention_output/kernel": ("model", None, None),
+    r"block\d+_up/kernel": (None, "model"),
+    r"block\d+_up/bias": ("model",),
+    r"block\d+_down/kernel": ("model", None),
+    "embed/embeddings": ("model", None),
+    "head/kernel": (None, "model"),
+    "head/bias": ("model",),
+}
+_RECOMMENDER = {r"tables/\d+/embedding": (("data", "model"), None)}
+"""Rows of tables over all devices, each of which looks up a part of every batch."""
 
-def _decoder(size: Any) -> Planned:
-    rules: dict[str, Any] = {}
-    decoders.megatron(rules)
-    factory = functools.partial(decoders.Decoder, size.decoder)
-    return Planned(factory, token_batch(size.length), TOKENS, size.rows, rules)
 
-
-def _experts(size: Any) -> Planned:
-    sizes, experts = size.experts
-    rules = {
-        r"experts/\d+/(up|down)": ("model", None, None),
-        r"attention/\d+/(query|key|value)/kernel": (None, "model"),
-        r"attention/\d+/out/kernel": ("model", None),
-        "embed/embedding": ("model", None),
-        "head/kernel": (None, "model"),
+def planned_models(*, tiny: bool = False) -> dict[str, Planned]:
+    """The models by name; `tiny` ones are of the same form."""
+    size, m, make = _TINY if tiny else _FULL, planned_modules, functools.partial
+    tokens, encoded = ((ints(length), ints(length)) for length in (size.length, size.encoder["length"]))
+    (resnet, pixels), (unet, edge), sides = size.resnet, size.unet, size.vit["image"]
+    latents, patches = _floats(edge, edge, unet["numbers"]), _floats(size.mixer["tokens"], 768)
+    vit, pictures = ((_floats(side, side, 3), ints()) for side in (sides, pixels))
+    clicks = {"numbers": _floats(13), "categories": ints(len(size.recommender["tables"]))}, _floats(1)
+    binary, ours = "binary_crossentropy", make(_our_decoder, size.ours, size.length)
+    return {
+        "decoder": Planned(make(decoders.Decoder, size.decoder), tokens, TOKENS, size.rows, decoders.megatron({})),
+        "mixture of experts": Planned(make(m.ExpertDecoder, *size.experts), tokens, TOKENS, size.rows, _EXPERTS),
+        "encoder, tied": Planned(make(m.TiedEncoder, **size.encoder), encoded, TOKENS, 2 * size.rows, _ENCODER),
+        "vision transformer": Planned(make(m.ViT, **size.vit), vit, TOKENS, size.images, _VIT),
+        "mixer": Planned(make(m.Mixer, **size.mixer), (patches, ints()), TOKENS, size.images, _MIXER),
+        "ResNet": Planned(make(m.ResNet, **resnet), pictures, TOKENS, size.images, _RESNET),
+        "U-Net": Planned(make(m.UNet, **unet), (latents, latents), "mse", size.images // 2, _UNET),
+        "state space": Planned(make(m.StateSpace, **size.state_space), tokens, TOKENS, size.rows, _STATE_SPACE),
+        "recommender": Planned(make(m.Recommender, **size.recommender), clicks, binary, size.clicks, _RECOMMENDER),
+        "decoder, keras_dist": Planned(ours, tokens, TOKENS, size.rows, _OURS, is_ours=True),
     }
-    factory = functools.partial(planned_modules.ExpertDecoder, sizes, experts)
-    return Planned(factory, token_batch(size.length), TOKENS, size.rows, rules)
-
-
-def _encoder(size: Any) -> Planned:
-    rules = {
-        rf"{_BLOCK}/(qkv|up)/kernel": (None, "model"),
-        rf"{_BLOCK}/(qkv|up)/bias": ("model",),
-        rf"{_BLOCK}/(out|down)/kernel": ("model", None),
-        "embed/embedding": ("model", None),
-    }
-    factory = functools.partial(planned_modules.TiedEncoder, **size.encoder)
-    return Planned(factory, token_batch(size.encoder["length"]), TOKENS, 2 * size.rows, rules)
-
-
-def _vit(size: Any) -> Planned:
-    rules = {
-        rf"{_BLOCK}/attention/(query|key|value)/kernel": (None, "model", None),
-        rf"{_BLOCK}/attention/(query|key|value)/bias": ("model", None),
-        rf"{_BLOCK}/attention/out/kernel": ("model", None, None),
-        rf"{_BLOCK}/up/kernel": (None, "model"),
-        rf"{_BLOCK}/up/bias": ("model",),
-        rf"{_BLOCK}/down/kernel": ("model", None),
-        "head/kernel": (None, "model"),
-        "head/bias": ("model",),
-    }
-    factory = functools.partial(planned_modules.ViT, **size.vit)
-    return Planned(factory, _images(size.vit["image"]), TOKENS, size.images, rules)
-
-
-def _mixer(size: Any) -> Planned:
-    rules = {
-        r"along_(tokens|channels)/\d+/0/kernel": (None, "model"),
-        r"along_(tokens|channels)/\d+/0/bias": ("model",),
-        r"along_(tokens|channels)/\d+/1/kernel": ("model", None),
-        "head/kernel": (None, "model"),
-        "head/bias": ("model",),
-    }
-
-    def batch(rows: int) -> tuple[Any, Any]:
-        return _floats(rows, size.mixer["tokens"], 768), _ints(rows)
-
-    return Planned(functools.partial(planned_modules.Mixer, **size.mixer), batch, TOKENS, size.images, rules)
-
-
-def _resnet(size: Any) -> Planned:
-    """Channels between the first and the second convolution, and classes: an expert would not do even that."""
-    options, image = size.resnet
-    rules = {
-        r"blocks/\d+/convs/0/kernel": (None, None, None, "model"),
-        r"blocks/\d+/norms/0/(scale|bias|mean|var)": ("model",),
-        r"blocks/\d+/convs/1/kernel": (None, None, "model", None),
-        "head/kernel": (None, "model"),
-        "head/bias": ("model",),
-    }
-    return Planned(functools.partial(planned_modules.ResNet, **options), _images(image), TOKENS, size.images, rules)
-
-
-def _unet(size: Any) -> Planned:
-    options, image = size.unet
-    pair = r"(down/\d+|middle|up/\d+)"
-    rules = {
-        f"{pair}/conv1/kernel": (None, None, None, "model"),
-        f"{pair}/norm2/(scale|bias)": ("model",),
-        f"{pair}/conv2/kernel": (None, None, "model", None),
-    }
-
-    def batch(rows: int) -> tuple[Any, Any]:
-        images = _floats(rows, image, image, options["numbers"])
-        return images, images
-
-    return Planned(functools.partial(planned_modules.UNet, **options), batch, "mse", size.images // 2, rules)
-
-
-def _state_space(size: Any) -> Planned:
-    """As in Megatron-LM, although the parts that come from the joined kernel do not end where its shards do."""
-    rules = {
-        rf"{_BLOCK}/joined/kernel": (None, "model"),
-        rf"{_BLOCK}/conv/kernel": (None, None, "model"),
-        rf"{_BLOCK}/out_norm/scale": ("model",),
-        rf"{_BLOCK}/out/kernel": ("model", None),
-        "embed/embedding": ("model", None),
-        "head/kernel": (None, "model"),
-    }
-    factory = functools.partial(planned_modules.StateSpace, **size.state_space)
-    return Planned(factory, token_batch(size.length), TOKENS, size.rows, rules)
-
-
-def _recommender(size: Any) -> Planned:
-    """Rows of tables over all devices, each of which looks up a part of every batch."""
-    rules = {r"tables/\d+/embedding": (("data", "model"), None)}
-
-    def batch(rows: int) -> tuple[Any, Any]:
-        inputs = {"numbers": _floats(rows, 13), "categories": _ints(rows, len(size.recommender["tables"]))}
-        return inputs, _floats(rows, 1)
-
-    factory = functools.partial(planned_modules.Recommender, **size.recommender)
-    return Planned(factory, batch, "binary_crossentropy", size.clicks, rules)
-
-
-def _ours(size: Any) -> Planned:
-    rules = {
-        r"block\d+_attention/(query|key|value)/kernel": (None, "model", None),
-        r"block\d+_attention/(query|key|value)/bias": ("model", None),
-        r"block\d+_attention/attention_output/kernel": ("model", None, None),
-        r"block\d+_up/kernel": (None, "model"),
-        r"block\d+_up/bias": ("model",),
-        r"block\d+_down/kernel": ("model", None),
-        "embed/embeddings": ("model", None),
-        "head/kernel": (None, "model"),
-        "head/bias": ("model",),
-    }
-    factory = functools.partial(_our_decoder, size.ours, size.length)
-    return Planned(factory, token_batch(size.length), TOKENS, size.rows, rules, is_ours=True)
 
 
 def _our_decoder(sizes: decoders.Sizes, length: int) -> Any:
@@ -249,20 +202,3 @@ def _our_decoder(sizes: decoders.Sizes, length: int) -> Any:
 def rows_of(model: str, tiny: bool) -> int:
     """The rows of a model's batch for each device."""
     return PUBLIC_ROWS if model in PUBLIC else planned_models(tiny=tiny)[model].rows
-
-
-def token_batch(length: int) -> Callable[[int], tuple[Any, Any]]:
-    """A batch of tokens, and of those that follow them, for a number of rows."""
-    return lambda rows: (_ints(rows, length), _ints(rows, length))
-
-
-def _images(size: int) -> Callable[[int], tuple[Any, Any]]:
-    return lambda rows: (_floats(rows, size, size, 3), _ints(rows))
-
-
-def _ints(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-
-def _floats(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -11,7 +11,7 @@ from flax import nnx
 from tunix.models.llama3 import model as llama
 from tunix.models.qwen3 import model as qwen
 
-from benchmarks.planned_models import PUBLIC, PUBLIC_ROWS, TOKENS, Planned, token_batch
+from benchmarks.planned_models import PUBLIC, PUBLIC_ROWS, TOKENS, Planned, ints
 
 LENGTH = 1024
 OWN_AXES = {"tp": "model", "fsdp": None}
@@ -36,6 +36,8 @@ def public_models() -> dict[str, Planned]:
     """The models by name."""
     kinds = (llama.Llama3, llama.ModelConfig.llama3p2_1b()), (qwen.Qwen3, qwen.ModelConfig.qwen3_0p6b())
     return {
-        name: Planned(functools.partial(Trained, *kind), token_batch(LENGTH), TOKENS, PUBLIC_ROWS, {}, OWN_AXES)
+        name: Planned(
+            functools.partial(Trained, *kind), (ints(LENGTH), ints(LENGTH)), TOKENS, PUBLIC_ROWS, {}, OWN_AXES
+        )
         for name, kind in zip(PUBLIC, kinds, strict=True)
     }

@@ -19,7 +19,7 @@ from jax._src import compiler, dispatch
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib.mlir import ir, passmanager  # pyright: ignore[reportPrivateImportUsage]
-from jax._src.lib.mlir.dialects import hlo  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib.mlir.dialects import hlo as hlo  # the attributes of operations
 from jax._src.lib.mlir.dialects import sdy as sdy  # its attributes are what the passes return
 
 from keras_dist._unstable import sharding_origins

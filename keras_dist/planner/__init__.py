@@ -5,8 +5,7 @@ from keras_dist.planner.calibration import Calibration, Measurement, calibrate
 from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded, dim_classes
-from keras_dist.planner.exactness import Estimate
-from keras_dist.planner.hardware import Chip
+from keras_dist.planner.exchanges import Estimate
 from keras_dist.planner.logical_rules import LogicalRules
 from keras_dist.planner.plan_snapshots import assert_plan
 from keras_dist.planner.planning import CheckReport, check, plan
@@ -15,7 +14,7 @@ from keras_dist.planner.report import PlanReport
 from keras_dist.planner.roofline import Roofline, roofline
 from keras_dist.planner.search import Candidate
 from keras_dist.planner.search_result import SearchResult
-from keras_dist.planner.targets import Target, devices, target, target_of
+from keras_dist.planner.targets import Chip, Target, devices, target, target_of
 from keras_dist.planner.tracing import StepProgram, trace_step
 
 __all__ = [

@@ -7,10 +7,11 @@ Element-wise work of the optimizer is left out: the bytes are equal, and half th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -169,48 +170,45 @@ class AutoParallel(Distribution):
             LayoutWarning: no candidate fits into the memory of a device.
         """
         step = model_or_factory, batch, optimizer, loss
-        traced: dict[str | None, DimClasses] = {}
-        candidates: list[Candidate] = []
-        are_all = False
+        traced = functools.cache(functools.partial(self._traced, step))
+        candidates, are_all = list[Candidate](), False
 
         def run() -> dict[str, Any]:
-            nonlocal are_all
-            ranked, are_all = self._ranked(step, traced)
-            candidates.extend(ranked)
-            return dataclasses.asdict(ranked[0])
+            nonlocal candidates, are_all
+            candidates, are_all = self._ranked(step, traced)
+            return dataclasses.asdict(candidates[0])
 
-        if _existing(self.device_mesh) and is_shared(self.device_mesh):  # deadlines end the searches at other points
-            best = Candidate.of(Rendezvous("AutoParallel").each(run, dict)[0])
-        else:
-            best = Candidate.of(run())
+        # deadlines end the searches of processes at other points
+        is_job = bool(_existing(self.device_mesh)) and is_shared(self.device_mesh)
+        best = Candidate.of(Rendezvous("AutoParallel").each(run, dict)[0] if is_job else run())
         candidates = [best, *(each for each in candidates if not each.is_like(best))]
-        classes = traced.get(best.remat) or self._traced(step, best.remat)
         mesh, limit = self._mesh_of(best.mesh), self.memory_limit
-        found = result_of(best, candidates, classes, mesh, limit, is_complete=are_all)
+        found = result_of(best, candidates, traced(best.remat), mesh, limit, is_complete=are_all)
         if found.fits is False:
             warnings.warn(found.explanation[0], LayoutWarning, stacklevel=2)
         return found
 
-    def _ranked(self, step: tuple[Any, ...], traced: dict[str | None, DimClasses]) -> tuple[list[Candidate], bool]:
-        """Return the candidates, the best first, and whether all were tried. `traced` gets the steps by `remat`."""
+    def _ranked(
+        self, step: tuple[Any, ...], traced: Callable[[str | None], DimClasses]
+    ) -> tuple[list[Candidate], bool]:
+        """Return the candidates, the best first, and whether all were tried. `traced` returns the step by `remat`."""
         deadline = time.monotonic() + self.time_limit_seconds
-        traced[None] = self._traced(step, None)
-        search = Search(traced[None], self.objective, self.memory_limit, self._machine, deadline)
+        search = Search(traced(None), self.objective, self.memory_limit, self._machine, deadline)
         best = search.run(self._meshes())
-        rule = blocks_of(traced[None])
+        rule = blocks_of(traced(None))
         is_short = self.memory_limit is not None and best.nbytes > self.memory_limit
         if rule is not None and (is_short or self.objective == "memory"):
-            search.classes, search.remat = traced.setdefault(rule, self._traced(step, rule)), rule
+            search.classes, search.remat = traced(rule), rule
             search.run(self._meshes())
         candidates = self._surest_first(sorted(search.candidates, key=search.rank))
         if self.target is not None and self.compiles and is_chief():
             first = _distinct(candidates)[:_MOST_COMPILED]
             rest = [each for each in candidates if not any(each is one for one in first)]
-            first = [self._compiled(each, traced[each.remat], step, deadline) for each in first]
+            first = [self._compiled(each, traced(each.remat), step, deadline) for each in first]
             if rest and all(self._is_too_large(each) for each in first):
                 smallest = min(rest, key=lambda each: each.nbytes)
                 rest.remove(smallest)
-                first.append(self._compiled(smallest, traced[smallest.remat], step, deadline))
+                first.append(self._compiled(smallest, traced(smallest.remat), step, deadline))
             candidates = [*sorted(first, key=self._rank_compiled), *rest]
         return candidates, not search.skipped
 

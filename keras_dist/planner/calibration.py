@@ -17,11 +17,11 @@ import pydantic
 
 from keras_dist._support.arguments import argument_error, check_kind, check_path
 from keras_dist.distribution.jobs.job import is_chief
-from keras_dist.errors import ModelError, PlanFileError
+from keras_dist.errors import ModelError
+from keras_dist.planner.plan_snapshots import read_file
 from keras_dist.planner.report import PlanReport
 from keras_dist.planner.roofline import Roofline
 from keras_dist.saving.drafts import write_text
-from keras_dist.saving.regular_files import open_regular
 from keras_dist.training.throughput import Timing
 
 Resource = Literal["compute", "memory", "communication"]
@@ -114,18 +114,7 @@ class Calibration:
             ModelError: `path` is not a path.
         """
         file = pathlib.Path(check_path("path", path, "calibration.json"))
-        try:
-            with open_regular(file, follow_links=True) as stream:
-                text = stream.read(_MOST_BYTES + 1)
-        except OSError as error:
-            raise _unusable(file, str(error.strerror or error)) from error
-        if len(text) > _MOST_BYTES:
-            raise _unusable(file, f"more than {_MOST_BYTES} bytes")
-        try:
-            return _FILE.validate_json(text)
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise _unusable(file, f"{'/'.join(map(str, first['loc']))}: {first['msg']}") from None
+        return read_file(file, _FILE, _MOST_BYTES, "a calibration", "delete it, and calibrate")
 
 
 _FILE = pydantic.TypeAdapter(Calibration)
@@ -191,9 +180,3 @@ def _verdict_of(report: PlanReport) -> Any:
 
 def _chip(report: PlanReport) -> str:
     return _verdict_of(report).target.partition(":")[0]
-
-
-def _unusable(file: pathlib.Path, why: str) -> PlanFileError:
-    return PlanFileError(
-        f"{str(file)!r} is not a calibration, or is damaged", given=why, fix="delete it, and calibrate"
-    )

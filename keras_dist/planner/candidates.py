@@ -10,7 +10,7 @@ from keras_dist._unstable import shardy
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.planner.propagation import Propagated, propagate_module
-from keras_dist.planner.sharded_module import is_argument, layer_in, name_of, weight_in
+from keras_dist.planner.sharded_module import is_argument, layer_in, name_of, returned_by, weight_in
 from keras_dist.planner.tracing import StepProgram
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -40,7 +40,7 @@ class Screen:
         _return_gradients(block, program)
         shardy.run_passes(self._module, _CLEAN)
         block = shardy.main_of(self._module)
-        returned = _returned(block)
+        returned = returned_by(block)
         state = [row.path for row in program.state.rows]
         names = [*state, *[""] * (len(returned) - len(state))]
         self._arguments = _with_ranks(program.arguments, block.arguments)
@@ -64,10 +64,6 @@ def _is_kept(rules: Sequence[str], operation: Any) -> bool:
 
 def _with_ranks(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, int]]:
     return [(name, value.type.rank) for name, value in zip(names, values, strict=True)]
-
-
-def _returned(block: Any) -> list[Any]:
-    return list(list(block.operations)[-1].operation.operands)
 
 
 def _return_gradients(block: Any, program: StepProgram) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_dist._support import html_tables
@@ -109,18 +109,14 @@ class Comparison:
         }
 
     def __str__(self) -> str:
-        heading = f"{self._heading()}{': nothing changes' if self.is_empty else ''}"
-        tables = (
-            Table(title, headers, headers[first:], rows=[*lines]) for title, headers, first, lines in self._tables()
-        )
-        return render(heading, *tables)
+        return render(f"{self._heading()}{': nothing changes' if self.is_empty else ''}", *self._tables())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         tables = (
-            html_tables.paragraph(title) + html_tables.table(headers, lines, numbers=headers[first:])
-            for title, headers, first, lines in self._tables()
+            html_tables.paragraph(each.title) + html_tables.table(each.headers, each.rows, numbers=each.numbers)
+            for each in self._tables()
         )
         return html_tables.fragment(html_tables.paragraph(self._heading()), *tables)
 
@@ -128,40 +124,32 @@ class Comparison:
         before, after = self.meshes
         return f"On mesh {before}" if before == after else f"From mesh {before} to mesh {after}"
 
-    def _tables(self) -> list[_Table]:
-        figures = [(f"bytes of role {role}", "exact", change, True) for role, change in self.nbytes_by_role.items()]
-        figures += [
-            ("bytes of intermediate results", "propagated", self.activation_nbytes, True),
-            ("FLOPs of a step", "propagated", self.flops, False),
-        ]
-        tables: list[_Table] = []
+    def _tables(self) -> Iterator[Table]:
         if self.layouts:
-            headers = ("path", "layout before", "layout after", *_NUMBERS)
-            tables.append((f"{len(self.layouts)} layouts (exact)", headers, 3, self._layout_lines()))
-        lines = [(name, tier, *_cells(change, is_bytes)) for name, tier, change, is_bytes in figures]
-        tables.append(("Of one device", ("figure", "from", *_NUMBERS), 2, lines))
-        lines = [(kind, ", ".join(axes), *_cells(change)) for (kind, axes), change in self.collectives.items()]
-        if lines:
-            tables.append(("Bytes of collectives of a step (propagated)", ("kind", "axes", *_NUMBERS), 2, lines))
-        return tables
+            title = f"{len(self.layouts)} layouts (exact)"
+            yield _table(title, "path", "layout before", "layout after", rows=self._lines())
+        roles = [(f"bytes of role {role}", "exact", *_cells(change)) for role, change in self.nbytes_by_role.items()]
+        intermediate = "bytes of intermediate results", "propagated", *_cells(self.activation_nbytes)
+        flops = "FLOPs of a step", "propagated", *_cells(self.flops, is_bytes=False)
+        yield _table("Of one device", "figure", "from", rows=[*roles, intermediate, flops])
+        moved = [(kind, ", ".join(axes), *_cells(change)) for (kind, axes), change in self.collectives.items()]
+        if moved:
+            yield _table("Bytes of collectives of a step (propagated)", "kind", "axes", rows=moved)
 
-    def _layout_lines(self) -> list[tuple[str, ...]]:
-        """Return a line for each layout; slots, which mostly have the layout of their parameter, come last."""
+    def _lines(self) -> Iterator[tuple[str, ...]]:
+        """Yield a line for each layout; slots, which mostly have the layout of their parameter, come last."""
         ordered = sorted(self.layouts, key=lambda change: (change.after or change.before).role == "slot")  # type: ignore[union-attr]
-        lines: list[tuple[str, ...]] = []
         for change in ordered[:_MOST_LAYOUTS]:
             before, after = change.before, change.after
-            lines.append((change.path, _layout(before, after), _layout(after, before), *_cells(change.nbytes)))
+            yield change.path, _layout(before, after), _layout(after, before), *_cells(change.nbytes)
         if rest := ordered[_MOST_LAYOUTS:]:
             total = Change(sum(change.nbytes.before for change in rest), sum(change.nbytes.after for change in rest))
-            lines.append((f"{len(rest)} more", "", "", *_cells(total)))
-        return lines
+            yield f"{len(rest)} more", "", "", *_cells(total)
 
 
-_Table = tuple[str, Sequence[str], int, Sequence[Sequence[str]]]
-"""Title, headers, the index of the first numeric column, and lines."""
-
-_NUMBERS = ("before", "after", "change", "ratio")
+def _table(title: str, *names: str, rows: Iterable[Sequence[str]]) -> Table:
+    numbers = ("before", "after", "change", "ratio")
+    return Table(title, (*names, *numbers), numbers, rows=[*rows])
 
 
 def compare(before: PlanReport, after: PlanReport) -> Comparison:

@@ -25,9 +25,8 @@ from keras_dist._support.arguments import check_axis_sizes, check_kind, check_nu
 from keras_dist._support.extras import import_extra
 from keras_dist._unstable import shardy
 from keras_dist.errors import CompilationError, CompilationTimeoutError, MeshError
-from keras_dist.planner.hardware import Chip
 from keras_dist.planner.propagation import Collective, Kind, nbytes_by_axes
-from keras_dist.planner.targets import Target, as_target, places_in_mesh
+from keras_dist.planner.targets import Chip, Target, as_target, places_in_mesh
 from keras_dist.planner.tracing import StepProgram
 
 _LARGEST_ANSWER = 2**28  # bytes, of some hundred thousand collectives

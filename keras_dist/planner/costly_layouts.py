@@ -10,22 +10,23 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from keras_dist.distribution.layout import Axis
+from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.pipelining import Pipeline
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_axes, render_bytes
 from keras_dist.planner.explanation import reason_of
-from keras_dist.planner.hidden_reshards import alike, hidden_reshards, named
-from keras_dist.planner.propagation import Propagated, Repeated
+from keras_dist.planner.propagation import Collective, Propagated, Repeated
 from keras_dist.planner.remedies import Remedy, Retrace, find_remedy
 from keras_dist.planner.search import used_by
 from keras_dist.planner.tracing import StepProgram
 
 _LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE, _LEAST_CAUSE = 0.04, 0.02, 0.1, 0.05
+_LEAST_RESHARD, _MOST_MAKERS = 0.01, 3
 _LEAST_ALONE = 0.1
 """The part of the FLOPs from which repeated work is a problem although no rules end it."""
 _EXPERTS = re.compile(r"(^|[/_])experts?([/_]|$)")
@@ -76,9 +77,7 @@ def _not_pipelined(stack: Pipeline, repeats_work: bool) -> Problem:
 
 
 def _problems(program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
-    rules = program.distribution.layout_map
-    rule_of: Callable[[str], str | None] = (lambda path: None) if rules is None else rules.match
-    reshards = hidden_reshards(step, NO_RULE, rule_of)
+    reshards = hidden_reshards(step, program.distribution.layout_map)
     return (*_repeated_work(program, step), *_sliced_weights(program, step), *reshards)
 
 
@@ -100,7 +99,7 @@ def _repeated_work(program: StepProgram, step: Propagated, least: float = _LEAST
                 "repeated",
                 group[0].layer,
                 f"repeated work: the {times} devices along {_joined(axes)} compute the same in "
-                f"{named(list(dict.fromkeys(each.layer for each in group)))}",
+                f"{_named(list(dict.fromkeys(each.layer for each in group)))}",
                 f"{step.flops / (step.flops - more):.2f} times the FLOPs, {step.flops:,} on each device",
                 f"products that are sharded over {_joined(axes)}: {step.flops - more:,} FLOPs",
                 NO_RULE,
@@ -118,14 +117,14 @@ def _sliced_weights(program: StepProgram, step: Propagated) -> Iterator[Problem]
             and len(row.shape) > 1
             and not set(axes) & {axis for entry in row.slot_axes for axis in axis_tuple(entry)}
         ):
-            grouped[alike(row.path), axes].append(row)
+            grouped[_alike(row.path), axes].append(row)
     for (_, axes), group in grouped.items():
         if sum(row.nbytes for row in group) >= least:
             held = sum(row.nbytes_per_device for row in group)
             yield Problem(
                 "whole",
                 group[0].path,
-                f"{named([row.path for row in group])} is whole along {_joined(axes)}, and a device uses only a slice",
+                f"{_named([row.path for row in group])} is whole along {_joined(axes)}, and a device uses only a slice",
                 f"layout {render_axes(group[0].axes)}, {render_bytes(held)} on each device",
                 f"the layout in which a step uses the weight, sharded over {_joined(axes)}",
                 NO_RULE,
@@ -148,9 +147,89 @@ def _large_weights(program: StepProgram) -> Iterator[Problem]:
         over = over or (every if _EXPERTS.search(name) else set())
         held = sum(row.nbytes_per_device for row in whole)
         if over and whole and held >= least:
-            summary = f"{named([row.path for row in whole])} is not sharded over {_joined(sorted(over))}"
+            summary = f"{_named([row.path for row in whole])} is not sharded over {_joined(sorted(over))}"
             given = f"layout {render_axes(whole[0].axes)}, {render_bytes(held)} on each device"
             yield Problem("whole", whole[0].path, summary, given, f"a layout over {_joined(sorted(over))}", NO_RULE)
+
+
+def hidden_reshards(step: Propagated, rules: LayoutMap | None) -> Iterator[Problem]:
+    """Yield a problem for each submodule, or for the same submodule of all blocks, with hidden reshards.
+
+    A hidden reshard is a gather, all-to-all or permute that Shardy inserts because an operation needs other layouts of
+    its operands. Reductions are not reported, nor reshards by constraints, except gathers of activations because of a
+    rule. Reshards in loops come first, then the largest; less than a hundredth of all bytes is not reported.
+    """
+    grouped: dict[tuple[str, str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
+    for each in step.collectives:
+        if not each.is_asked:
+            grouped[_alike(_place(each)), each.kind, each.axes].append(each)
+    least = _LEAST_RESHARD * sum(each.nbytes_per_step for each in step.collectives)
+    found = [(kind, axes, group) for (_, kind, axes), group in grouped.items() if _nbytes(group) >= least]
+    found.sort(key=lambda item: (-max(each.turns for each in item[-1]), -_nbytes(item[-1]), _place(item[-1][0])))
+    if rules is not None:
+        yield from _gathers_by_rule(step, rules, least)
+    yield from (_reshard(*item) for item in found)
+
+
+def _gathers_by_rule(step: Propagated, rules: LayoutMap, least: float) -> Iterator[Problem]:
+    grouped: dict[tuple[str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
+    for each in step.collectives:
+        if each.is_asked and each.kind == "all_gather" and each.needed_by and not each.weight:
+            rule = rules.match(f"{each.needed_by}/output")
+            if rule is not None:
+                grouped[rule, each.axes].append(each)
+    for (rule, axes), group in grouped.items():
+        where, over = _needing(group), _joined(axes)
+        if _nbytes(group) >= least:
+            yield Problem(
+                "reshard",
+                _place(group[0]),
+                f"rule {rule!r} makes {where} gather its output over {over}",
+                f"{render_bytes(_nbytes(group))} a step{_how_often(group)}",
+                f"a rule with the layout that the weights of {where} give the output",
+                f"name {over} in rule {rule!r}, or remove the rule",
+            )
+
+
+def _reshard(kind: str, axes: tuple[str, ...], group: list[Collective]) -> Problem:
+    where, over = _needing(group), _joined(axes)
+    made = list(dict.fromkeys(f"{each.operation or 'an array'} of {each.layer or 'the step'}" for each in group))
+    more = f" and {len(made) - _MOST_MAKERS} more" if len(made) > _MOST_MAKERS else ""
+    return Problem(
+        "reshard",
+        _place(group[0]),
+        f"hidden reshard: {where} needs {kind} over {over} that no rule asks for",
+        f"{render_bytes(_nbytes(group))} a step{_how_often(group)}, made by {', '.join(made[:_MOST_MAKERS])}{more}",
+        f"operands with the layouts that {where} needs, or a rule for the gathered layout",
+        NO_RULE,
+    )
+
+
+def _place(each: Collective) -> str:
+    return each.needed_by or each.layer
+
+
+def _alike(path: str) -> str:
+    """Return one text for the same submodule or weight of all blocks."""
+    return "/".join("#" if part.isdecimal() else part for part in path.split("/"))
+
+
+def _needing(group: list[Collective]) -> str:
+    return _named(list(dict.fromkeys(map(_place, group))))
+
+
+def _named(paths: Sequence[str]) -> str:
+    """Return the first path, with the number of others."""
+    return (repr(paths[0]) if paths[0] else "the step") + (f" and {len(paths) - 1} like it" if len(paths) > 1 else "")
+
+
+def _how_often(group: list[Collective]) -> str:
+    turns = max(each.turns for each in group)
+    return f", {turns} turns of a loop" if turns > 1 else ", in a loop" if turns == 0 else ""
+
+
+def _nbytes(group: list[Collective]) -> int:
+    return sum(each.nbytes_per_step for each in group)
 
 
 def _cause(program: StepProgram, remedy: Remedy) -> Problem:
@@ -174,13 +253,13 @@ def _changed(program: StepProgram, change: Mapping[str, tuple[Axis, ...]]) -> tu
     if path not in rows:
         return path, f"rule {path!r} makes layers gather", "with the rule", "without the rule"
     first = rows[path]
-    same = [path for path in paths if alike(path) == alike(first.path)]
+    same = [path for path in paths if _alike(path) == _alike(first.path)]
     now, after = render_axes(first.axes), render_axes(change[path])
     if first.role == "batch":
         return first.path, "the cause is the layout of the batch", f"layout {now}", f"layout {after}"
     others = f", and of {len(paths) - len(same)} more weights" if len(paths) > len(same) else ""
     why = reason_of(first, program.distribution.layout_map)
-    return first.path, f"the cause is the layout of {named(same)}{others}", f"layout {now}, {why}", f"layout {after}"
+    return first.path, f"the cause is the layout of {_named(same)}{others}", f"layout {now}, {why}", f"layout {after}"
 
 
 def _joined(axes: Sequence[str]) -> str:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import collections
 import functools
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from keras_dist._unstable import shardy
+from keras_dist.planner.exchanges import labels_of, numbers_of
+from keras_dist.planner.sharded_module import ShardedModule, indexed_dims, product_dims, returned_by, text_of
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
@@ -37,17 +38,14 @@ class DimGraph:
     """Union-find over the dims of all values of a module after `PASSES`."""
 
     def __init__(self, module: Any, is_batch: Sequence[bool]) -> None:
-        self._module = module  # kept alive: its values are freed with it
+        self._module = ShardedModule(module)  # kept alive: its values are freed with it
         self._classes, self._tight = _UnionFind(), _UnionFind()
         self._events: list[tuple[_Node, Event]] = []
         self._splits: list[tuple[_Node, _Node, int]] = []  # a dim; its minor factor, and the size of the major one
         self._origins: dict[Any, frozenset[int] | None] = {}  # weights that a value depends on; None: on the batch
         self._tokens: set[Any] = set()
         self._used: set[frozenset[int]] = set()
-        operations = [each.operation for each in module.regions[0].blocks[0].operations]
-        functions = [each for each in operations if each.name == "func.func"]
-        self._functions = {str(each.attributes["sym_name"]).strip('"'): each for each in functions}
-        main = self._functions["main"].regions[0].blocks[0]
+        main = self._module.block("main")
         self.arguments = list(main.arguments)
         for index, (argument, of_batch) in enumerate(zip(self.arguments, is_batch, strict=True)):
             self._origins[argument] = None if of_batch else frozenset([index])
@@ -126,16 +124,16 @@ class DimGraph:
                 self._apply_rule(operation)
 
     def _call(self, operation: Any) -> None:
-        block = self._functions[str(operation.attributes["callee"]).lstrip("@")].regions[0].blocks[0]
+        block = self._module.block(text_of(operation.attributes["callee"]))
         for given, argument in zip(operation.operands, block.arguments, strict=True):
             self._take_over(given, argument)
         self._walk(block)
-        for value, result in zip(_returned(block), operation.results, strict=True):
+        for value, result in zip(returned_by(block), operation.results, strict=True):
             self._take_over(value, result)
 
     def _loop(self, operation: Any) -> None:
         condition, body = (region.blocks[0] for region in operation.regions)
-        returned = _returned(body)
+        returned = returned_by(body)
         for index, (given, argument) in enumerate(zip(operation.operands, body.arguments, strict=True)):
             self._take_over(given, argument)
             if returned[index] != argument:  # values that change each turn depend on the batch; counters are constants
@@ -152,7 +150,7 @@ class DimGraph:
             self._walk(region.blocks[0])
         for index, result in enumerate(operation.results):
             self._origins[result] = None
-            self._same(result, *(_returned(region.blocks[0])[index] for region in operation.regions))
+            self._same(result, *(returned_by(region.blocks[0])[index] for region in operation.regions))
 
     def _take_over(self, value: Any, other: Any) -> None:
         self._origins[other] = self._origin(value)
@@ -214,25 +212,16 @@ class DimGraph:
         elif operation.name == "stablehlo.reduce" and self._origin(operation.operands[0]) is None:
             inner = operation.regions[0].blocks[0].operations[0].operation.name
             if inner == "stablehlo.maximum":
-                for dim in _numbers(operation.attributes["dimensions"], r"array<i64: ([\d, ]+)>"):
-                    self._mark(operation.operands[0], [dim], "reduced")
+                self._mark(operation.operands[0], numbers_of(operation.attributes["dimensions"]), "reduced")
 
     def _note_product(self, operation: Any) -> None:
-        text = str(operation.attributes["dot_dimension_numbers"])
-        sides = [
-            (
-                value,
-                _numbers(text, side + r"_batching_dimensions = \[([\d, ]+)\]"),
-                _numbers(text, side + r"_contracting_dimensions = \[([\d, ]+)\]"),
-            )
-            for value, side in zip(operation.operands, ("lhs", "rhs"), strict=True)
-        ]
-        if all(self._origin(value) is None for value, *_ in sides):
-            value, batching, contracting = sides[0]
+        sides = [*zip(operation.operands, product_dims(operation), strict=True)]
+        if all(self._origin(value) is None for value, _ in sides):
+            value, (batching, contracting) = sides[0]
             self._mark(value, batching, "batched")
             self._mark(value, contracting, "contracted")
             return
-        for value, batching, contracting in sides:
+        for value, (batching, contracting) in sides:
             if self._is_first_use(value):
                 free = [dim for dim in range(value.type.rank) if dim not in (*batching, *contracting)]
                 self._mark(value, batching, "stacked")
@@ -242,11 +231,8 @@ class DimGraph:
     def _note_convolution(self, operation: Any) -> None:
         if not self._is_first_use(operation.operands[1]):
             return
-        text = str(operation.attributes["dimension_numbers"])
-        for value, layout, marks in zip(
-            operation.operands, re.findall(r"\[([^\]]*)\]", text), ("f", "io"), strict=False
-        ):
-            for dim, mark in enumerate(layout.split(", ")):
+        for value, labels, marks in zip(operation.operands, labels_of(operation), ("f", "io"), strict=False):
+            for dim, mark in enumerate(labels):
                 if mark in marks:
                     self._mark(value, [dim], "channel")
                 elif marks == "f" and mark != "b":
@@ -256,8 +242,7 @@ class DimGraph:
         table, indices = operation.operands[0], operation.operands[1]
         if indices not in self._tokens:
             return
-        text = str(operation.attributes["dimension_numbers"])
-        indexed = _numbers(text, r"start_index_map = \[([\d, ]+)\]")
+        indexed = indexed_dims(operation)
         self._mark(table, indexed, "indexed")
         if self._is_first_use(table):
             self._mark(table, [dim for dim in range(table.type.rank) if dim not in indexed], "looked up")
@@ -293,14 +278,5 @@ class _UnionFind:
         self._parents[self.find(other)] = self.find(node)
 
 
-def _returned(block: Any) -> list[Any]:
-    return list(list(block.operations)[-1].operation.operands)
-
-
 def _is_integer(value: Any) -> bool:
     return str(getattr(value.type, "element_type", "")).removeprefix("u").startswith("i")
-
-
-def _numbers(attribute: Any, pattern: str) -> list[int]:
-    found = re.search(pattern, str(attribute))
-    return [int(number) for number in found[1].split(",")] if found else []

@@ -160,11 +160,8 @@ class _Origins:
                 if _NAME in operation.attributes:
                     place = weight_in(name_of(operation)), layer_in(name_of(operation))
                     self._constraints[text_of(operation.attributes[_NAME])] = place
-        self._visit(self._body("main"), [])
+        self._visit(self._module.block("main"), [])
         return tuple(self._activation(f"{layer}/output", value) for layer, value in self._outputs.items())
-
-    def _body(self, function: str) -> Any:
-        return self._module.functions[function].regions[0].blocks[0]
 
     def _visit(self, block: Any, around: list[str]) -> None:
         """Note the last value of each submodule that is used outside, in the order of execution."""
@@ -174,7 +171,7 @@ class _Origins:
                 continue
             layers = [*around, *layers_in(name_of(operation))]
             if operation.name == "func.call":
-                self._visit(self._body(text_of(operation.attributes["callee"])), layers)
+                self._visit(self._module.block(text_of(operation.attributes["callee"])), layers)
             elif operation.name == "stablehlo.while":
                 self._visit(operation.regions[1].blocks[0], layers)
             for value in operation.results if layers else ():

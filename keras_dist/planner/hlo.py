@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from keras_dist.planner.halos import products_in_window
-from keras_dist.planner.hlo_text import Computation, Instruction, dims_of, nbytes_of, parse_computations, turns_of
+from keras_dist.planner.exchanges import jax_operation, products_in_window
+from keras_dist.planner.hlo_text import Computation, Instruction, parse_computations, turns_of
 from keras_dist.planner.propagation import Collective, Kind
-from keras_dist.training.activations import path_of_scope
+from keras_dist.planner.sharded_module import layer_in
 
 KINDS: Mapping[str, Kind] = {
     "all-reduce": "all_reduce",
@@ -48,25 +48,21 @@ _MESH = re.compile(r"replica_groups=mesh\[(?P<sizes>[^\]]*)\](?:, device_ids=\((
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled program: its computations by name, and the name of the entry computation."""
+    """A compiled program."""
 
-    computations: Mapping[str, Computation]
-    entry: str
+    entry: Computation
 
     def collectives(self, mesh: Mapping[str, int], slices: Sequence[int] = ()) -> tuple[Collective, ...]:
         """Return the collectives of a run, in program order, with both branches of conditions.
 
-        On TPUs a reduce_scatter is an all_reduce that is fused with a slice of its result.
-
-        Args:
-            mesh: sizes of the axes of the mesh, in order.
-            slices: index of the slice of each device, in the order of the mesh.
+        On TPUs a reduce_scatter is an all_reduce that is fused with a slice of its result. `slices` has the index of
+        the slice of each device, in the order of the mesh.
         """
         found: list[Collective] = []
-        for computation, instruction, turns, name in self._run(self.entry, 1):
-            kind, groups = _exchange(computation, instruction, mesh, slices)
+        for instruction, turns, name in _run(self.entry):
+            kind, groups = _exchange(instruction, mesh, slices)
             if kind is not None and groups.shape[1] > 1:
-                given = sum(self._nbytes(computation, operand) for operand in instruction.operands)
+                given = sum(operand.nbytes for operand in instruction.operands)
                 nbytes = given * groups.shape[1] if kind == "all_gather" else given
                 axes = _axes(groups, mesh)
                 is_all = kind == "collective_permute" or groups.shape[1] == math.prod(mesh[axis] for axis in axes)
@@ -77,15 +73,12 @@ class Program:
 
     def flops(self) -> int:
         """Return the FLOPs of matrix multiplications and convolutions in a run, two for each product."""
-        return sum(
-            max(turns, 1) * self._flops(computation, instruction)
-            for computation, instruction, turns, _ in self._run(self.entry, 1)
-        )
+        return sum(max(turns, 1) * _flops(instruction) for instruction, turns, _ in _run(self.entry))
 
     def kernels(self) -> dict[str, int]:
         """Return by name how often a run calls each kernel of Pallas on TPUs, and of attention by cuDNN."""
         found: collections.Counter[str] = collections.Counter()
-        for _, instruction, turns, _ in self._run(self.entry, 1):
+        for instruction, turns, _ in _run(self.entry):
             target = instruction.attribute(r'custom_call_target="([^"]*)"')
             if target == "tpu_custom_call":
                 found[re.sub(r"\.\d+$", "", instruction.name)] += max(turns, 1)
@@ -95,120 +88,102 @@ class Program:
 
     def nbytes_accessed(self) -> int:
         """Estimate the bytes that a run reads and writes: operands and results of fusions, or the slices they use."""
-        return sum(
-            max(turns, 1) * self._touched(computation, instruction)
-            for computation, instruction, turns, _ in self._run(self.entry, 1, into_fusions=False)
-        )
-
-    def _run(
-        self, computation_name: str, turns: int, caller: str = "", into_fusions: bool = True
-    ) -> Iterator[tuple[Computation, Instruction, int, str]]:
-        """Yield the instructions of a run, each with its turns (0 if unknown) and JAX's name of it or of its caller."""
-        computation = self.computations[computation_name]
-        for instruction in computation.instructions.values():
-            name = instruction.attribute(r'op_name="([^"]*)"') or caller
-            yield computation, instruction, turns, name
-            if instruction.opcode == "fusion" and not into_fusions:
-                continue
-            inside = (
-                turns * turns_of(self.computations, computation, instruction)
-                if instruction.opcode == "while"
-                else turns
-            )
-            for called in (each for names in instruction.called.values() for each in names):
-                if called in self.computations:
-                    yield from self._run(called, inside, name, into_fusions)
-
-    def _nbytes(self, computation: Computation, name: str) -> int:
-        return nbytes_of(computation.instructions[name].result) if name in computation.instructions else 0
-
-    def _dims(self, computation: Computation, name: str) -> tuple[int, ...]:
-        return dims_of(computation.instructions[name].result)
-
-    def _flops(self, computation: Computation, instruction: Instruction) -> int:
-        if instruction.opcode == "dot":
-            contracted = instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
-        elif "__cudnn$fmha" in instruction.attributes:  # it computes masked scores or does not
-            return 0
-        elif instruction.opcode == "custom-call" and "lhs_contracting_dimensions" in instruction.attributes:
-            contracted = instruction.attribute(r'"lhs_contracting_dimensions":\[([\d",]*)\]').replace('"', "")
-        elif instruction.opcode == "convolution":
-            return self._convolution(computation, instruction)
-        else:
-            return 0
-        lhs = self._dims(computation, instruction.operands[0])
-        inner = math.prod(lhs[int(dim)] for dim in contracted.split(",") if dim)
-        return 2 * math.prod(dims_of(instruction.result)) * inner
-
-    def _convolution(self, computation: Computation, instruction: Instruction) -> int:
-        """Return the FLOPs of a convolution without products with padding, by which TPUs multiply batches."""
-        image, kernel, result = instruction.attribute(r"dim_labels=(\S*_\S*->\w*)").replace("->", "_").split("_")
-        lhs, rhs = (self._dims(computation, name) for name in instruction.operands[:2])
-        out = dims_of(instruction.result)
-        window = dict(re.findall(r"(\w+)=(\S+)", instruction.attribute(r"window=\{([^}]*)\}")))
-        products = 1
-        spatial = sorted(label for label in image if label.isdigit())
-        for place, label in enumerate(spatial):
-            size, ends = rhs[kernel.index(label)], out[result.index(label)]
-            stride, dilation, gap = (
-                int(window[name].split("x")[place]) if name in window else 1
-                for name in ("stride", "rhs_dilate", "lhs_dilate")
-            )
-            before = int(window["pad"].split("x")[place].split("_")[0]) if "pad" in window else 0
-            products *= products_in_window(lhs[image.index(label)], size, ends, stride, dilation, gap, before)
-        features = out[result.index("f")] * rhs[kernel.index("i")]
-        return 2 * out[result.index("b")] * features * products
-
-    def _touched(self, computation: Computation, instruction: Instruction) -> int:
-        opcode = instruction.opcode
-        if opcode in _FREE or opcode.endswith("-done"):
-            return 0
-        whole = [self._nbytes(computation, name) for name in instruction.operands]
-        result = nbytes_of(instruction.result)
-        if opcode == "fusion":
-            return self._touched_by_fusion(instruction, whole)
-        if opcode in ("dynamic-slice", "slice", "gather"):
-            return 2 * result
-        if opcode == "dynamic-update-slice":
-            return 2 * whole[1]
-        if opcode.endswith("-start"):
-            return 2 * sum(whole)
-        return sum(whole) + result
-
-    def _touched_by_fusion(self, fusion: Instruction, whole: Sequence[int]) -> int:
-        inner = self.computations[fusion.called["calls"][0]]
-        root = inner.result
-        uses: dict[str, list[Instruction]] = {}
-        for instruction in inner.instructions.values():
-            for name in instruction.operands:
-                uses.setdefault(name, []).append(instruction)
-        total = 0
-        for parameter in (each for each in inner.instructions.values() if each.opcode == "parameter"):
-            used = uses.get(parameter.name, [])
-            if used and all(
-                each.opcode in ("dynamic-slice", "gather") and each.operands[0] == parameter.name for each in used
-            ):
-                total += sum(nbytes_of(each.result) for each in used)
-            elif not (used and all(_puts_into(each, parameter.name) for each in used)):
-                total += whole[int(parameter.literal)]
-        puts = [inner.instructions[name] for name in (root.operands if root.opcode == "tuple" else [root.name])]
-        for put in puts:
-            is_put = put.opcode == "dynamic-update-slice"
-            total += self._nbytes(inner, put.operands[1]) if is_put else nbytes_of(put.result)
-        return total
+        run = _run(self.entry, into_fusions=False)
+        return sum(max(turns, 1) * _touched(instruction) for instruction, turns, _ in run)
 
 
 def parse_program(text: str) -> Program:
     """Parse the text of a compiled module."""
-    return Program(*parse_computations(text))
+    return Program(parse_computations(text))
+
+
+def _run(
+    computation: Computation, turns: int = 1, caller: str = "", *, into_fusions: bool = True
+) -> Iterator[tuple[Instruction, int, str]]:
+    """Yield the instructions of a run, each with its turns (0 if unknown) and JAX's name of it or of its caller."""
+    for instruction in computation.instructions.values():
+        name = instruction.attribute(r'op_name="([^"]*)"') or caller
+        yield instruction, turns, name
+        if instruction.opcode == "fusion" and not into_fusions:
+            continue
+        inside = turns * turns_of(instruction) if instruction.opcode == "while" else turns
+        for called in (each for role in instruction.called.values() for each in role):
+            yield from _run(called, inside, name, into_fusions=into_fusions)
+
+
+def _flops(instruction: Instruction) -> int:
+    if instruction.opcode == "dot":
+        contracted = instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
+    elif "__cudnn$fmha" in instruction.attributes:  # it computes masked scores or does not
+        return 0
+    elif instruction.opcode == "custom-call" and "lhs_contracting_dimensions" in instruction.attributes:
+        contracted = instruction.attribute(r'"lhs_contracting_dimensions":\[([\d",]*)\]').replace('"', "")
+    elif instruction.opcode == "convolution":
+        return _flops_of_convolution(instruction)
+    else:
+        return 0
+    lhs = instruction.operands[0].dims
+    inner = math.prod(lhs[int(dim)] for dim in contracted.split(",") if dim)
+    return 2 * math.prod(instruction.dims) * inner
+
+
+def _flops_of_convolution(instruction: Instruction) -> int:
+    """Return the FLOPs of a convolution without products with padding, by which TPUs multiply batches."""
+    image, kernel, result = instruction.attribute(r"dim_labels=(\S*_\S*->\w*)").replace("->", "_").split("_")
+    lhs, rhs, out = (each.dims for each in (*instruction.operands[:2], instruction))
+    window = dict(re.findall(r"(\w+)=(\S+)", instruction.attribute(r"window=\{([^}]*)\}")))
+    products = 1
+    spatial = sorted(label for label in image if label.isdigit())
+    for place, label in enumerate(spatial):
+        size, ends = rhs[kernel.index(label)], out[result.index(label)]
+        stride, dilation, gap = (
+            int(window[name].split("x")[place]) if name in window else 1
+            for name in ("stride", "rhs_dilate", "lhs_dilate")
+        )
+        before = int(window["pad"].split("x")[place].split("_")[0]) if "pad" in window else 0
+        products *= products_in_window(lhs[image.index(label)], size, ends, stride, dilation, gap, before)
+    features = out[result.index("f")] * rhs[kernel.index("i")]
+    return 2 * out[result.index("b")] * features * products
+
+
+def _touched(instruction: Instruction) -> int:
+    opcode, operands = instruction.opcode, instruction.operands
+    if opcode in _FREE or opcode.endswith("-done"):
+        return 0
+    if opcode == "fusion":
+        return _touched_by_fusion(instruction.called["calls"][0], operands)
+    if opcode in ("dynamic-slice", "slice", "gather"):
+        return 2 * instruction.nbytes
+    if opcode == "dynamic-update-slice":
+        return 2 * operands[1].nbytes
+    given = sum(operand.nbytes for operand in operands)
+    return 2 * given if opcode.endswith("-start") else given + instruction.nbytes
+
+
+def _touched_by_fusion(fused: Computation, operands: Sequence[Instruction]) -> int:
+    uses: dict[Instruction, list[Instruction]] = {}
+    for instruction in fused.instructions.values():
+        for operand in instruction.operands:
+            uses.setdefault(operand, []).append(instruction)
+    total = 0
+    for parameter in (each for each in fused.instructions.values() if each.opcode == "parameter"):
+        used = uses.get(parameter, [])
+        ways = {each.opcode if each.operands[0] is parameter else "" for each in used}
+        if used and ways <= {"dynamic-slice", "gather"}:
+            total += sum(each.nbytes for each in used)
+        elif ways != {"dynamic-update-slice"}:
+            total += operands[int(parameter.literal)].nbytes
+    for put in fused.results:
+        total += put.operands[1].nbytes if put.opcode == "dynamic-update-slice" else put.nbytes
+    return total
 
 
 def _exchange(
-    computation: Computation, instruction: Instruction, mesh: Mapping[str, int], slices: Sequence[int]
+    instruction: Instruction, mesh: Mapping[str, int], slices: Sequence[int]
 ) -> tuple[Kind | None, np.ndarray]:
     """Return the kind of a collective instruction, else None, and its groups of devices, one per row."""
     kind = KINDS.get(instruction.opcode.removesuffix("-start"))
-    if kind == "all_reduce" and _keeps_slices(computation, instruction):
+    if kind == "all_reduce" and _keeps_slices(instruction):
         kind = "reduce_scatter"
     if kind is not None:
         return kind, groups_of(instruction.opcode, instruction.attributes, math.prod(mesh.values()))
@@ -225,34 +200,26 @@ def _axes(groups: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(name for name, place in zip(mesh, places, strict=True) if (place != place[:, :1]).any())
 
 
-def _keeps_slices(computation: Computation, reduced: Instruction) -> bool:
+def _keeps_slices(reduced: Instruction) -> bool:
     """Whether a fusion returns only slices of a reduction."""
-    root = computation.result
-    found = [computation.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    return all(_sliced(computation, each) is reduced for each in found)
+    return all(_sliced(each) is reduced for each in reduced.computation.results)
 
 
-def _sliced(computation: Computation, instruction: Instruction) -> Instruction | None:
+def _sliced(instruction: Instruction) -> Instruction | None:
     """Return the operand of a slice, through copies and reshapes, else None."""
     is_slice = False
     while instruction.opcode in ("dynamic-slice", "bitcast", "copy", "reshape", "get-tuple-element"):
         is_slice |= instruction.opcode == "dynamic-slice"
-        instruction = computation.instructions[instruction.operands[0]]
+        instruction = instruction.operands[0]
     return instruction if is_slice else None
 
 
 def _layer_and_operation(name: str) -> tuple[str, str]:
     """Return layer and operation in a name of JAX, or empty strings where a combined name has several."""
     names = re.split(r"[:;]", name)
-    paths = [[path_of_scope(part) for part in re.split(r"[/()]", each)] for each in names]
-    layers = {next((path for path in reversed(of) if path), "") for of in paths}
-    operations = {each.rpartition("/")[2].rstrip(")") for each in names}
+    layers, operations = set(map(layer_in, names)), set(map(jax_operation, names))
     layer, operation = ("" if len(found) > 1 else found.pop() for found in (layers, operations))
     return layer, operation
-
-
-def _puts_into(instruction: Instruction, name: str) -> bool:
-    return instruction.opcode == "dynamic-update-slice" and instruction.operands[0] == name
 
 
 def groups_of(opcode: str, attributes: str, devices: int) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Mapping
@@ -17,69 +16,92 @@ _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
 _CALLED = re.compile(r"\b(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _KERNEL_METADATA = re.compile(r"kernel_metadata=\{\n(.*)\n\}\}")  # of Pallas, on separate lines
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_PASSING = ("copy", "bitcast", "convert")
 
 
-Computations = Mapping[str, "Computation"]
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Instruction:
     """One line of a computation."""
 
     name: str
     opcode: str
     result: str  # type of the result, as `(f32[8]{0}, s32[])`
-    operands: tuple[str, ...]
     literal: str  # text between the parentheses
     attributes: str  # text after them
+    computation: Computation = dataclasses.field(repr=False)
+    operands: list[Instruction] = dataclasses.field(default_factory=list, repr=False)
+    called: dict[str, list[Computation]] = dataclasses.field(default_factory=dict, repr=False)
+    """The computations that it calls, by role, except functions of reductions."""
 
     def attribute(self, pattern: str) -> str:
         """Return the first group of a pattern in the attributes, or an empty string."""
         found = re.search(pattern, self.attributes)
         return found[1] if found else ""
 
-    @functools.cached_property
-    def called(self) -> dict[str, list[str]]:
-        """The computations that the instruction calls, by role, except functions of reductions."""
-        found: dict[str, list[str]] = {}
-        for role, name in _CALLED.findall(self.attributes):
-            if role != "to_apply" or self.opcode in ("call", "call-start"):
-                found.setdefault(role, []).append(name)
-        if branches := self.attribute(_BRANCHES.pattern):
-            found["branches"] = [name.strip().lstrip("%") for name in branches.split(",")]
-        return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Computation:
-    """Instructions by name, in program order, and the name of the root."""
-
-    instructions: Mapping[str, Instruction]
-    root: str
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the result."""
+        return nbytes_of(self.result)
 
     @property
-    def result(self) -> Instruction:
-        """The root instruction."""
-        return self.instructions[self.root]
+    def dims(self) -> tuple[int, ...]:
+        """The shape of the first array of the result."""
+        return arrays_of(self.result)[0][1]
 
 
-def parse_computations(text: str) -> tuple[dict[str, Computation], str]:
-    """Return the computations of a module's text by name, and the name of the entry computation."""
+@dataclasses.dataclass(eq=False)
+class Computation:
+    """Instructions by name, in program order."""
+
+    instructions: dict[str, Instruction] = dataclasses.field(default_factory=dict)
+    root_name: str = ""
+    fusion: Instruction | None = None
+    """The fusion that computes it, whose operands are its parameters."""
+
+    @property
+    def root(self) -> Instruction:
+        """The instruction whose result the computation returns."""
+        return self.instructions[self.root_name]
+
+    @property
+    def results(self) -> list[Instruction]:
+        """The root, or the elements of the tuple that it makes."""
+        return self.root.operands if self.root.opcode == "tuple" else [self.root]
+
+
+def parse_computations(text: str) -> Computation:
+    """Return the entry computation of a module's text."""
     computations: dict[str, Computation] = {}
-    entry = name = root = ""
-    instructions: dict[str, Instruction] = {}
+    entry = name = ""
+    computation = Computation()
     text = _KERNEL_METADATA.sub(r"kernel_metadata={\1}}", text)
     for line in text.splitlines():
         if line.startswith("}") and name:
-            computations[name] = Computation(instructions, root)
-            name = ""
+            computations[name], name = computation, ""
         elif header := _HEADER.match(line):
-            name, instructions, root = header[2], {}, ""
+            name, computation = header[2], Computation()
             entry = name if header[1] else entry
         elif name and (found := _INSTRUCTION.match(line)):
-            instructions[found[2]] = _instruction(found[2], found[3])
-            root = found[2] if found[1] or not root else root
-    return computations, entry
+            computation.instructions[found[2]] = _instruction(found[2], found[3], computation)
+            computation.root_name = found[2] if found[1] else computation.root_name or found[2]
+    for computation in computations.values():
+        for instruction in computation.instructions.values():
+            _connect(instruction, computations)
+    return computations[entry]
+
+
+def _connect(instruction: Instruction, computations: Mapping[str, Computation]) -> None:
+    """Note the computations that an instruction calls, and the fusion that computes one of them."""
+    named = [(role, name) for role, name in _CALLED.findall(instruction.attributes)]
+    branches = instruction.attribute(_BRANCHES.pattern)
+    named += [("branches", name.strip().lstrip("%")) for name in branches.split(",")]
+    for role, name in named:
+        is_function = role == "to_apply" and instruction.opcode not in ("call", "call-start")
+        if name in computations and not is_function:
+            instruction.called.setdefault(role, []).append(computations[name])
+    if instruction.opcode == "fusion":
+        for computation in instruction.called["calls"]:
+            computation.fusion = instruction
 
 
 def nbytes_of(type_text: str) -> int:
@@ -102,125 +124,84 @@ def _bits(name: str) -> int:
     return int(found[0]) if found else 0
 
 
-def dims_of(type_text: str) -> tuple[int, ...]:
-    """Return the shape of the first array of a type."""
-    return arrays_of(type_text)[0][1]
-
-
-def _instruction(name: str, text: str) -> Instruction:
+def _instruction(name: str, text: str, computation: Computation) -> Instruction:
     opcode = _OPCODE.search(text)
     if opcode is None:
-        return Instruction(name, "", text, (), "", "")
+        return Instruction(name, "", text, "", "", computation)
     start = end = opcode.end()
     depth = 1
     while depth and (found := _PARENTHESIS.search(text, end)):
         depth += 1 if found[0] == "(" else -1
         end = found.end()
     literal = text[start : end - 1]
-    return Instruction(name, opcode[1], text[: opcode.start()], tuple(_NAME.findall(literal)), literal, text[end:])
+    known = computation.instructions
+    operands = [known[each] for each in _NAME.findall(literal) if each in known]
+    return Instruction(name, opcode[1], text[: opcode.start()], literal, text[end:], computation, operands)
 
 
-def turns_of(computations: Computations, computation: Computation, loop: Instruction) -> int:
-    """Return the trip count of a `while` in `computation`, as XLA recorded it or by constant bounds; 0 if unknown."""
+def turns_of(loop: Instruction) -> int:
+    """Return the trip count of a `while`, as XLA recorded it or by constant bounds; 0 if unknown."""
     if known := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}'):
         return int(known)
     (condition,), (body,) = loop.called["condition"], loop.called["body"]
-    inside, compared = _through(computations, computations[condition], computations[condition].result)
+    compared = _source(condition.root, into_fusions=True)
     if compared is None or compared.opcode != "compare" or "direction=LT" not in compared.attributes:
         return 0
-    counter, limit = (_value(computations, inside, name, computation, loop) for name in compared.operands)
+    counter, limit = (_value(each, loop, body) for each in compared.operands)
     if not isinstance(counter, tuple) or not isinstance(limit, int):
         return 0
     index, first = counter
-    step = _step(computations, body, index)
+    step = _step(body, index)
     return max(0, -(-(limit - first) // step)) if step else 0
 
 
-def _through(
-    computations: Computations, computation: Computation, instruction: Instruction
-) -> tuple[_Frame, Instruction | None]:
-    """Return the instruction behind copies and fusions, and the frame of its operands."""
-    frame = _Frame(computation, None)
-    while instruction.opcode in ("copy", "bitcast", "convert", "fusion"):
-        if instruction.opcode == "fusion":
-            inner = computations[instruction.called["calls"][0]]
-            frame, instruction = _Frame(inner, (frame, instruction)), inner.result
-        elif (found := frame.find(instruction.operands[0])) is not None:
-            frame, instruction = found
+def _source(instruction: Instruction | None, *, into_fusions: bool = False) -> Instruction | None:
+    """Return the instruction whose result copies and conversions, and fusions, pass on."""
+    while instruction is not None:
+        fusion = instruction.computation.fusion
+        if instruction.opcode == "parameter" and fusion is not None:
+            instruction = fusion.operands[int(instruction.literal)]
+        elif instruction.opcode == "fusion" and into_fusions:
+            instruction = instruction.called["calls"][0].root
+        elif instruction.opcode in _PASSING:
+            instruction = next(iter(instruction.operands), None)
         else:
-            return frame, None
-    return frame, instruction
-
-
-def _value(
-    computations: Computations, frame: _Frame, name: str, outer: Computation, loop: Instruction
-) -> int | tuple[int, int] | None:
-    """Return a constant, or the index of an element of the loop's state and its initial value, or None."""
-    found = frame.find(name)
-    while found is not None and found[1].opcode in ("copy", "bitcast", "convert"):
-        found = found[0].find(found[1].operands[0])
-    if found is None:
-        return None
-    instruction = found[1]
-    if instruction.opcode == "constant":
-        return _integer(instruction.literal)
-    if instruction.opcode != "get-tuple-element":
-        return None
-    index = int(instruction.attribute(r"\bindex=(\d+)"))
-    first = _initial(outer, loop, index)
-    if first is None:
-        return None
-    stays = _step(computations, loop.called["body"][0], index) == 0
-    return first if stays else (index, first)
-
-
-def _initial(outer: Computation, loop: Instruction, index: int) -> int | None:
-    """Return the constant initial value of an element of a loop's state, or None."""
-    state = outer.instructions.get(loop.operands[0])
-    if state is None or state.opcode != "tuple":
-        return None
-    instruction = outer.instructions.get(state.operands[index])
-    while instruction is not None and instruction.opcode in ("copy", "bitcast", "convert"):
-        instruction = outer.instructions.get(instruction.operands[0])
-    return _integer(instruction.literal) if instruction is not None and instruction.opcode == "constant" else None
-
-
-def _step(computations: Computations, body: str, index: int) -> int | None:
-    """Return the constant that each turn adds to an element of a loop's state, or None."""
-    computation = computations[body]
-    root = computation.result
-    if root.opcode != "tuple" or index >= len(root.operands):
-        return None
-    frame, instruction = _through(computations, computation, computation.instructions[root.operands[index]])
-    if instruction is None:
-        return None
-    if instruction.opcode == "get-tuple-element":
-        return 0 if instruction.attribute(r"\bindex=(\d+)") == str(index) else None
-    if instruction.opcode != "add":
-        return None
-    for name in instruction.operands:
-        found = frame.find(name)
-        if found is not None and found[1].opcode == "constant":
-            return _integer(found[1].literal)
+            return instruction
     return None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Frame:
-    """A computation, and the fusion that runs it, if any, whose operands are its parameters."""
-
-    computation: Computation
-    fusion: tuple[_Frame, Instruction] | None
-
-    def find(self, name: str) -> tuple[_Frame, Instruction] | None:
-        instruction = self.computation.instructions.get(name)
-        if instruction is None:
-            return None
-        if instruction.opcode == "parameter" and self.fusion is not None:
-            outer, fusion = self.fusion
-            return outer.find(fusion.operands[int(instruction.literal)])
-        return self, instruction
+def _value(instruction: Instruction, loop: Instruction, body: Computation) -> int | tuple[int, int] | None:
+    """Return a constant, or the index of an element of the loop's state and its initial value, or None."""
+    index = _index(source := _source(instruction))
+    if index is None:
+        return _constant(source)
+    state = loop.operands[0]
+    first = _constant(_source(state.operands[index])) if state.opcode == "tuple" else None
+    if first is None:
+        return None
+    return first if _step(body, index) == 0 else (index, first)
 
 
-def _integer(literal: str) -> int | None:
-    return int(literal) if re.fullmatch(r"-?\d+", literal) else None
+def _step(body: Computation, index: int) -> int | None:
+    """Return the constant that each turn adds to an element of a loop's state, or None."""
+    if body.root.opcode != "tuple" or index >= len(body.root.operands):
+        return None
+    source = _source(body.root.operands[index], into_fusions=True)
+    if (kept := _index(source)) is not None:
+        return 0 if kept == index else None
+    added = source.operands if source is not None and source.opcode == "add" else ()
+    return next((step for each in added if (step := _constant(_source(each))) is not None), None)
+
+
+def _index(instruction: Instruction | None) -> int | None:
+    """Return the index of the element that an instruction takes from a tuple, or None."""
+    if instruction is None or instruction.opcode != "get-tuple-element":
+        return None
+    return int(instruction.attribute(r"\bindex=(\d+)"))
+
+
+def _constant(instruction: Instruction | None) -> int | None:
+    """Return an integer constant, or None."""
+    if instruction is None or instruction.opcode != "constant" or not re.fullmatch(r"-?\d+", instruction.literal):
+        return None
+    return int(instruction.literal)

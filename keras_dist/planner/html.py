@@ -1,6 +1,6 @@
 """Reports as HTML: self-contained pages, and fragments for notebooks.
 
-A section is a function from the report to heading, tier and content, in `_SECTIONS`. Empty sections are left out.
+`_outline` has the sections in order. Empty sections are left out.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from keras_dist._support import html_tables
 from keras_dist._support.arguments import check_path
-from keras_dist._support.html_tables import escaped
+from keras_dist._support.html_tables import escaped, paragraph, table
 from keras_dist.distribution.drawing import device_labels, devices_svg
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.plan import Row
@@ -24,6 +24,7 @@ from keras_dist.saving.drafts import write_text
 if TYPE_CHECKING:
     from keras_dist.distribution.lint import Problem
     from keras_dist.planner.report import PlanReport
+    from keras_dist.planner.verdict import Verdict
 
 _MOST_PICTURES = 24
 """Largest number of pictures of shards."""
@@ -93,22 +94,19 @@ def page_of(report: PlanReport) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escaped(title)}</title><style>{html_tables.STYLE}{_PAGE_STYLE}</style></head>"
-        f'<body><main class="kd"><h1>Plan of a train step</h1>{html_tables.paragraph(_subtitle(report))}'
+        f'<body><main class="kd"><h1>Plan of a train step</h1>{paragraph(_subtitle(report))}'
         f"{_cards(report)}{_sections(report, 'h2')}</main></body></html>\n"
     )
 
 
 def fragment_of(report: PlanReport) -> str:
     """Return the representation in notebooks."""
-    return html_tables.fragment(
-        html_tables.paragraph(f"Plan of a train step, {_subtitle(report)}"), _sections(report, "h4")
-    )
+    return html_tables.fragment(paragraph(f"Plan of a train step, {_subtitle(report)}"), _sections(report, "h4"))
 
 
 def _sections(report: PlanReport, heading: str) -> str:
     parts: list[str] = []
-    for section in _SECTIONS:
-        title, tier, content = section(report)
+    for title, tier, content in _outline(report):
         if content:
             tag = f' <span class="kd-tag">{tier}</span>' if tier else ""
             parts.append(f"<section><{heading}>{escaped(title)}{tag}</{heading}>{content}</section>")
@@ -128,11 +126,11 @@ def _cards(report: PlanReport) -> str:
         (render_bytes(sum(each.nbytes_per_step for each in report.step.collectives)), "moved in a step", "propagated"),
         (_in_units(report.step.flops), "FLOPs of a step on each device", "propagated"),
     )
-    return f'<div class="cards">{"".join(_card(*card) for card in cards)}</div>'
-
-
-def _card(value: str, label: str, tier: str) -> str:
-    return f'<div class="card"><b>{escaped(value)}</b>{escaped(label)}<br><span class="kd-tag">{tier}</span></div>'
+    shown = (
+        f'<div class="card"><b>{escaped(value)}</b>{escaped(label)}<br><span class="kd-tag">{tier}</span></div>'
+        for value, label, tier in cards
+    )
+    return f'<div class="cards">{"".join(shown)}</div>'
 
 
 def _in_units(number: float) -> str:
@@ -150,21 +148,33 @@ def fixes_once(problems: Sequence[Problem]) -> list[str]:
     return ["" if fix in fixes[:index] else fix for index, fix in enumerate(fixes)]
 
 
-def _problems(report: PlanReport) -> tuple[str, str, str]:
-    fixes = fixes_once(report.problems)
-    rows = [(problem.summary, problem.given, fix) for problem, fix in zip(report.problems, fixes, strict=True)]
-    return "Problems", "", html_tables.table(("what is wrong", "where", "fix"), rows) if rows else ""
-
-
-def _assumed(report: PlanReport) -> tuple[str, str, str]:
-    return "Chosen and assumed", "", "".join(map(html_tables.paragraph, (*report.kernels, *report.assumed)))
-
-
-def _mesh(report: PlanReport) -> tuple[str, str, str]:
-    mesh = report.state.mesh
+def _outline(report: PlanReport) -> Iterator[tuple[str, str, str]]:
+    """Yield heading, tier and content of each section."""
+    problems, fixes = report.problems, fixes_once(report.problems)
+    rows = [(each.summary, each.given, fix) for each, fix in zip(problems, fixes, strict=True)]
+    yield "Problems", "", table(("what is wrong", "where", "fix"), rows) if rows else ""
+    yield "Chosen and assumed", "", "".join(map(paragraph, (*report.kernels, *report.assumed)))
+    mesh, step = report.state.mesh, report.step
     label, name = device_labels(mesh.device_names)[0], mesh.device_names[0]
-    caption = html_tables.paragraph(f"{mesh.size} devices; device {label} is {name}")
-    return "Mesh", "", caption + devices_svg(mesh.axis_sizes, mesh.device_names)
+    caption = paragraph(f"{mesh.size} devices; device {label} is {name}")
+    yield "Mesh", "", caption + devices_svg(mesh.axis_sizes, mesh.device_names)
+    yield "Target", "", _target(report.verdict) if report.verdict else ""
+    bars = [_bytes_bar(role, nbytes, "exact", _HUES[role]) for role, nbytes in report.nbytes_by_role.items()]
+    bars.append(_bytes_bar(_INTERMEDIATE, step.activation_nbytes, "propagated", None))
+    yield "Memory of each device by role", "", _bars(bars)
+    *lines, total = report.collective_lines()
+    moved = table(COLLECTIVE_HEADERS, lines, numbers=("turns", "bytes"), totals=[total])
+    tier = "estimate" if step.estimates else "propagated"
+    yield "Collectives of a step", tier, moved if lines else paragraph("Nothing moves.")
+    lines = report.difference_lines()
+    compared = table(DIFFERENCE_HEADERS, lines, numbers=DIFFERENCE_HEADERS[2:])
+    yield "Collectives, propagated and compiled", "", compared if lines else ""
+    yield "Shards of large variables", "exact", _shards(report)
+    slots = [row for row in report.state.rows if row.role == "slot"]
+    summary = f"{len(slots)} optimizer slots, most with the layouts of their parameters"
+    more = f"<details><summary>{summary}</summary>{layout_html(slots)}</details>"
+    yield "Layout", "exact", layout_html(_rows(report)) + (more if slots else "")
+    yield "Activations", "propagated", _activations(report)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,16 +187,7 @@ class _Bar:
     hue: int | None
 
 
-def _memory(report: PlanReport) -> tuple[str, str, str]:
-    bars = [_bytes_bar(role, nbytes, "exact", _HUES[role]) for role, nbytes in report.nbytes_by_role.items()]
-    bars.append(_bytes_bar(_INTERMEDIATE, report.step.activation_nbytes, "propagated", None))
-    return "Memory of each device by role", "", _bars(bars)
-
-
-def _target(report: PlanReport) -> tuple[str, str, str]:
-    verdict = report.verdict
-    if verdict is None:
-        return "Target", "", ""
+def _target(verdict: Verdict) -> str:
     sizes = [
         _bytes_bar("state and batch", verdict.least_nbytes, "exact", _HUES["parameter"]),
         _bytes_bar("with intermediates", verdict.most_nbytes, "propagated", None),
@@ -196,13 +197,13 @@ def _target(report: PlanReport) -> tuple[str, str, str]:
     if verdict.limit_nbytes:
         sizes.append(_bytes_bar("memory of a device", verdict.limit_nbytes, "the limit", None))
     times = "".join(
-        html_tables.paragraph(f"Least times of a step ({tier})")
+        paragraph(f"Least times of a step ({tier})")
         + _bars(
             [_Bar(name, seconds, f"{1e3 * seconds:.3g} ms", 22) for name, seconds in line.seconds_by_resource.items()]
         )
         for tier, line in verdict.rooflines.items()
     )
-    return "Target", "", html_tables.paragraph(str(verdict)) + _bars(sizes) + times
+    return paragraph(str(verdict)) + _bars(sizes) + times
 
 
 def _bytes_bar(label: str, nbytes: int, tier: str, hue: int | None) -> _Bar:
@@ -231,20 +232,7 @@ def _bars(bars: Sequence[_Bar]) -> str:
     )
 
 
-def _collectives(report: PlanReport) -> tuple[str, str, str]:
-    *lines, total = report.collective_lines()
-    content = html_tables.table(COLLECTIVE_HEADERS, lines, numbers=("turns", "bytes"), totals=[total])
-    tier = "estimate" if report.step.estimates else "propagated"
-    return "Collectives of a step", tier, content if lines else html_tables.paragraph("Nothing moves.")
-
-
-def _differences(report: PlanReport) -> tuple[str, str, str]:
-    lines = report.difference_lines()
-    content = html_tables.table(DIFFERENCE_HEADERS, lines, numbers=DIFFERENCE_HEADERS[2:])
-    return "Collectives, propagated and compiled", "", content if lines else ""
-
-
-def _shards(report: PlanReport) -> tuple[str, str, str]:
+def _shards(report: PlanReport) -> str:
     groups = _alike(_rows(report))
     whole = sum(row.nbytes for group in groups for row in group)
     large = [group for group in groups if sum(row.nbytes for row in group) >= _LEAST_SHARE * whole][:_MOST_PICTURES]
@@ -252,10 +240,10 @@ def _shards(report: PlanReport) -> tuple[str, str, str]:
     note = "A device has the colour of the block that it holds; neighbouring blocks have near colours."
     note += f" Smaller arrays ({rest}) are in the table of layouts alone." if rest else ""
     pictures = "".join(_picture(report, group) for group in large)
-    return "Shards of large variables", "exact", html_tables.paragraph(note) + pictures if large else ""
+    return paragraph(note) + pictures if large else ""
 
 
-def _activations(report: PlanReport) -> tuple[str, str, str]:
+def _activations(report: PlanReport) -> str:
     lines = [
         (
             each.path,
@@ -268,7 +256,7 @@ def _activations(report: PlanReport) -> tuple[str, str, str]:
         for each in report.activations
     ]
     headers = ("path", "shape", "dtype", "layout", "why", "per device")
-    return "Activations", "propagated", html_tables.table(headers, lines, numbers=headers[-1:]) if lines else ""
+    return table(headers, lines, numbers=headers[-1:]) if lines else ""
 
 
 def _rows(report: PlanReport) -> list[Row]:
@@ -296,16 +284,6 @@ def _picture(report: PlanReport, group: Sequence[Row]) -> str:
         f"{render_bytes(first.nbytes)}, of which {render_bytes(first.nbytes_per_device)} are on each device"
     )
     return (
-        f'<figure class="shards"><h3>{escaped(first.path)}</h3>{html_tables.paragraph(text)}'
+        f'<figure class="shards"><h3>{escaped(first.path)}</h3>{paragraph(text)}'
         f"{more if others else ''}{picture.pictures()}</figure>"
     )
-
-
-def _layout(report: PlanReport) -> tuple[str, str, str]:
-    slots = [row for row in report.state.rows if row.role == "slot"]
-    summary = f"{len(slots)} optimizer slots, most with the layouts of their parameters"
-    more = f"<details><summary>{summary}</summary>{layout_html(slots)}</details>"
-    return "Layout", "exact", layout_html(_rows(report)) + (more if slots else "")
-
-
-_SECTIONS = (_problems, _assumed, _mesh, _target, _memory, _collectives, _differences, _shards, _layout, _activations)

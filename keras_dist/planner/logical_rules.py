@@ -1,9 +1,10 @@
-"""`LogicalRules`: layouts by classes of dims, instead of paths."""
+"""Maps of layout rules from layouts: for classes of dims, `LogicalRules`, and from other rules, `edited_rules`."""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_dist._support.arguments import argument_error
@@ -11,11 +12,12 @@ from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.distribution.lint import names_tensor
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.model_parallel import ModelParallel
-from keras_dist.distribution.plan import FOLLOWS
+from keras_dist.distribution.plan import FOLLOWS, Row
 from keras_dist.distribution.strategy import resolve_axes
-from keras_dist.errors import DistributionError, LayoutWarning
+from keras_dist.errors import DistributionError, LayoutError, LayoutWarning
 from keras_dist.planner.dim_classes import INPUTS, DimClasses, Unsharded, dim_classes
 
 BATCH = "batch"
@@ -133,3 +135,84 @@ def warn_of_unsharded(left: Sequence[Unsharded]) -> None:
     if left:
         listed = "; ".join(str(each) for each in left[:5]) + (f"; and {len(left) - 5} more" if len(left) > 5 else "")
         warn(f"not sharded: {listed}", LayoutWarning)
+
+
+Layouts = Mapping[str, Sequence[Axis]]
+
+_NUMBERS = re.compile(r"[\d|()\[\]-]*\d[\d|()\[\]-]*")
+"""Part of a rule that matches only some numbers of blocks: `3`, `[0-2]`, `(0|1)`."""
+
+
+def edited_rules(rules: LayoutMap, rows: Sequence[Row], layouts: Layouts) -> LayoutMap:
+    """Return rules that give weights these layouts, with as few changes and rules as possible.
+
+    A rule is kept, or gets other axes, or matches all blocks, if all weights that it then matches have one layout; else
+    new rules replace it. If fewer rules are the result, all are new. Rules for activations and inputs are kept, unless
+    they are in `layouts`, too.
+    """
+    return _Edit(rules, [row for row in rows if not (row.rule or "").startswith(FOLLOWS)], layouts).best(layouts)
+
+
+class _Edit:
+    """Rules, and the layouts that weights shall have."""
+
+    def __init__(self, rules: LayoutMap, rows: Sequence[Row], layouts: Layouts) -> None:
+        self._rules, self._rows = rules, rows
+        self._wanted = {row.path: tuple(layouts.get(row.path, row.axes)) for row in rows}
+        self._unruled = {row.path: self._without_rule(row) for row in rows}
+
+    def _without_rule(self, row: Row) -> tuple[Axis, ...]:
+        """Return the layout of a weight that no rule matches: often the model has one."""
+        by_rule = row.rule is not None and row.rule.partition(", ")[0] in self._rules
+        return (None,) * len(row.shape) if by_rule else row.compute_axes
+
+    def best(self, layouts: Layouts) -> LayoutMap:
+        """Return the fewest rules, without those for activations that `layouts` leaves out."""
+        kept: dict[str, tuple[Axis, ...]] = {}
+        for rule, layout in self._rules.snapshot():
+            if names_tensor(rule):
+                kept |= {} if rule in layouts and rule not in self._wanted else {rule: layout.axes}
+            else:
+                kept |= self._edited(rule, layout.axes)
+        tensors = {rule: axes for rule, axes in kept.items() if names_tensor(rule)}
+        tried = [self._completed(each) for each in (kept, tensors)]
+        fitting = (each for each in tried if all(self._is_wanted(each, row) for row in self._rows))
+        return min(fitting, key=len, default=tried[-1])
+
+    def _edited(self, rule: str, axes: tuple[Axis, ...]) -> dict[str, tuple[Axis, ...]]:
+        """Return a rule, also for all blocks, with the layout of all weights that it matches; empty without such."""
+        for text in _variants(rule, is_path=any(rule in row.names for row in self._rows)):
+            matches = functools.partial(LayoutMap.matches, text)
+            rows = [row for row in self._rows if text in row.names or any(map(matches, row.names))]
+            found = {self._wanted[row.path] for row in rows}
+            if len(found) == 1:
+                (layout,) = found
+                is_needless = layout != axes and all(self._unruled[row.path] == layout for row in rows)
+                return {} if is_needless else {text: layout}
+        return {}
+
+    def _completed(self, kept: Layouts) -> LayoutMap:
+        """Return the kept rules with one for each weight, or weight of all blocks, that they leave out."""
+        edited = type(self._rules)(self._rules.device_mesh)
+        for rule, axes in kept.items():
+            edited[rule] = tuple(axes)
+        left = {row.path: self._wanted[row.path] for row in self._rows if not self._is_wanted(edited, row)}
+        for rule, axes in folded(left, [row.path for row in self._rows]).items():
+            if rule not in edited:
+                edited[rule] = tuple(axes)
+        return edited
+
+    def _is_wanted(self, rules: LayoutMap, row: Row) -> bool:
+        """Whether rules give a weight its layout; not if they disagree."""
+        try:
+            rule = rules.match(row.path, row.names[1:])
+        except LayoutError:
+            return False
+        found = self._unruled[row.path] if rule is None else rules.rule_layout(rule).axes
+        return found == self._wanted[row.path]
+
+
+def _variants(rule: str, is_path: bool) -> Iterator[str]:
+    rule = re.escape(rule) if is_path else rule
+    widened = "/".join(r"\d+" if _NUMBERS.fullmatch(part) else part for part in rule.split("/"))
+    yield from dict.fromkeys((widened, rule))

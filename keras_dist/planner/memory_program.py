@@ -12,8 +12,16 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from keras_dist.planner.halos import numbers_of
-from keras_dist.planner.sharded_module import ShardedModule, is_argument, layer_in, name_of, operations_in, text_of
+from keras_dist.planner.exchanges import numbers_of
+from keras_dist.planner.sharded_module import (
+    ShardedModule,
+    is_argument,
+    layer_in,
+    name_of,
+    operations_in,
+    returned_by,
+    text_of,
+)
 from keras_dist.planner.tile_padding import (
     padded_images,
     padded_in_product,
@@ -153,7 +161,7 @@ class Reader:
 
     def main(self) -> Block:
         """Return `main` of the module with the calls of functions in it replaced by their operations."""
-        main = self._block(self._module.functions["main"].regions[0].blocks[0], {})
+        main = self._block(self._module.block("main"), {})
         if self._module.platform == "tpu":
             self._round_and_pad()
         return main
@@ -361,7 +369,7 @@ class Reader:
         return operation.name
 
     def _call(self, call: Any, operands: list[Value], known: dict[Any, Value], into: list[Operation]) -> None:
-        block = self._module.functions[text_of(call.attributes["callee"])].regions[0].blocks[0]
+        block = self._module.block(text_of(call.attributes["callee"]))
         inner = dict(zip(block.arguments, operands, strict=True))
         self._identity |= zip(block.arguments, map(self._identify, call.operands), strict=True)
         self._read(block, inner, into)
@@ -369,8 +377,7 @@ class Reader:
         for operand in dict.fromkeys(returned.operands):
             operand.readers.remove(returned)
         known |= zip(call.results, returned.operands, strict=True)
-        last = block.operations[len(block.operations) - 1]
-        self._identity |= zip(call.results, map(self._identify, last.operands), strict=True)
+        self._identity |= zip(call.results, map(self._identify, returned_by(block)), strict=True)
 
     def _identify(self, value: Any) -> Any:
         return self._identity.get(value, value)

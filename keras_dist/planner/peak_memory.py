@@ -33,16 +33,12 @@ _MOST_PASSED = 200
 
 @dataclasses.dataclass(frozen=True)
 class PeakMemory:
-    """The peak of intermediate results on one device.
+    """The peak of intermediate results on one device."""
 
-    Attributes:
-        nbytes: bytes, without what `opaque` operations need beside their results.
-        opaque: operations of unknown needs: kernels for GPUs, FFTs, decompositions; large sorts, slices with strides
-            and interior padding, such as `jax.lax.associative_scan` uses.
-    """
-
-    nbytes: int
+    nbytes: int  # without what `opaque` operations need beside their results
     opaque: tuple[str, ...]
+    """Operations of unknown needs: kernels for GPUs, FFTs, decompositions; large sorts, slices with strides and
+    interior padding, such as `jax.lax.associative_scan` uses."""
 
 
 def peak_memory(module: ShardedModule) -> PeakMemory:

@@ -6,11 +6,12 @@ same layout is no difference.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeVar
 
 import pydantic
 
@@ -23,11 +24,12 @@ from keras_dist.planner.report import PlanReport
 from keras_dist.saving.drafts import write_text
 from keras_dist.saving.regular_files import open_regular
 
+T = TypeVar("T")
+
 UPDATE_VARIABLE = "KERAS_DIST_UPDATE_PLANS"
 """If this environment variable is `1`, `assert_plan` writes files."""
 
-_MOST_BYTES = 2**26
-_MOST_LINES = 40
+_MOST_BYTES, _MOST_LINES = 2**26, 40
 
 
 class _Placement(pydantic.BaseModel):
@@ -54,6 +56,9 @@ class _Snapshot(pydantic.BaseModel):
     format: Literal["keras_dist plan 1"] = "keras_dist plan 1"
     mesh: dict[str, int]
     arrays: dict[str, _Placement]
+
+
+_FILE = pydantic.TypeAdapter(_Snapshot)
 
 
 def assert_plan(report: PlanReport, path: str | os.PathLike[str], *, update: bool | None = None) -> None:
@@ -121,27 +126,35 @@ def _text_of(snapshot: _Snapshot) -> str:
 
 
 def _read(file: pathlib.Path) -> _Snapshot:
+    given, fix = f"path={str(file)!r}", f"run once with {UPDATE_VARIABLE}=1, review the file and commit it"
+    missing = PlanError(f"the plan {str(file)!r} does not exist", given=given, fix=fix)
+    fix = f"restore it from version control, or write it again with {UPDATE_VARIABLE}=1 (or update=True)"
+    return read_file(file, _FILE, _MOST_BYTES, "a plan", fix, missing)
+
+
+def read_file(
+    file: pathlib.Path,
+    content: pydantic.TypeAdapter[T],
+    most_bytes: int,
+    kind: str,
+    fix: str,
+    missing: PlanError | None = None,
+) -> T:
+    """Return the validated content of a file of this kind, in JSON; raise `missing` if it does not exist."""
     try:
         with open_regular(file, follow_links=True) as stream:
-            text = stream.read(_MOST_BYTES + 1)
-    except FileNotFoundError:
-        given, fix = f"path={str(file)!r}", f"run once with {UPDATE_VARIABLE}=1, review the file and commit it"
-        raise PlanError(f"the plan {str(file)!r} does not exist", given=given, fix=fix) from None
+            text = stream.read(most_bytes + 1)
+        if len(text) > most_bytes:
+            raise OSError(errno.EFBIG, f"more than {most_bytes} bytes")
+        return content.validate_json(text)
     except OSError as error:
-        raise _unusable(file, str(error.strerror or error)) from error
-    if len(text) > _MOST_BYTES:
-        raise _unusable(file, f"more than {_MOST_BYTES} bytes")
-    try:
-        return _Snapshot.model_validate_json(text)
+        if missing is not None and isinstance(error, FileNotFoundError):
+            raise missing from None
+        why = str(error.strerror or error)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = "/".join(map(str, first["loc"]))
-        raise _unusable(file, f"{where + ': ' if where else ''}{first['msg']}") from None
-
-
-def _unusable(file: pathlib.Path, why: str) -> PlanFileError:
-    fix = f"restore it from version control, or write it again with {UPDATE_VARIABLE}=1 (or update=True)"
-    return PlanFileError(f"{str(file)!r} is not a plan, or is damaged", given=why, fix=fix)
+        why = ": ".join(filter(None, ("/".join(map(str, first["loc"])), first["msg"])))
+    raise PlanFileError(f"{str(file)!r} is not {kind}, or is damaged", given=why, fix=fix)
 
 
 def _differences(kept: _Snapshot, now: _Snapshot) -> list[str]:

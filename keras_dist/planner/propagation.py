@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import numpy as np
@@ -18,8 +18,17 @@ import numpy as np
 from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
 from keras_dist.distribution.mesh import axis_tuple
-from keras_dist.planner.exactness import Estimate, counted, doubt, estimate_at, is_forced, jax_operation
-from keras_dist.planner.halos import Halo, halo_of, products_of
+from keras_dist.planner.exchanges import (
+    Estimate,
+    Halo,
+    counted,
+    doubt,
+    estimate_at,
+    halo_of,
+    is_forced,
+    jax_operation,
+    products_of,
+)
 from keras_dist.planner.peak_memory import peak_memory
 from keras_dist.planner.sharded_module import (
     ShardedModule,
@@ -27,6 +36,8 @@ from keras_dist.planner.sharded_module import (
     layer_in,
     name_of,
     operations_in,
+    product_dims,
+    returned_by,
     text_of,
     weight_in,
 )
@@ -183,16 +194,11 @@ def propagate_module(operation: Any) -> Propagated:
             shardy.rename(inner, _SEPARATOR.join((name_of(inner), need, asked, f"{number}")))
     shardy.run_passes(operation, _TO_COLLECTIVES)
     module = ShardedModule(operation)
-    program = _Program(module, chosen)
-    costs = program.costs_of("main")
+    costs, peak = _Costs(module, chosen), peak_memory(module)
     dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
-    accessed = costs.accessed + program.nbytes_of_interface
-    flops = sum(costs.flops_by_dtype.values())
+    figures = sum(costs.flops_by_dtype.values()), dtype, costs.accessed, peak.nbytes, counted(costs.estimates)
     repeated = tuple(Repeated(*key, flops) for key, flops in costs.repeated.items())
-    sliced = tuple({key: None for key in costs.sliced})
-    doubts, peak = counted(costs.estimates), peak_memory(module)
-    figures = flops, dtype, accessed, peak.nbytes
-    return Propagated(tuple(costs.collectives), *figures, doubts, costs.scores, repeated, sliced, peak.opaque)
+    return Propagated(tuple(costs.collectives), *figures, costs.scores, repeated, tuple(costs.sliced), peak.opaque)
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
@@ -230,138 +236,119 @@ def _place_of(operation: Any, functions: Mapping[str, Any]) -> str:
     return name_of(operation)
 
 
-@dataclasses.dataclass
+class _Around(NamedTuple):
+    """Where an operation runs: in loops, submodules and `jax.shard_map`."""
+
+    turns: int = 1  # 0 in a loop of unknown length
+    times: int = 1  # the same, with such loops taken as one turn
+    layer: str = ""
+    divided: frozenset[str] = frozenset()  # axes over which the enclosing `jax.shard_map` divides work
+
+
 class _Costs:
-    """Costs of a region."""
+    """Costs of a program, of one device."""
 
-    collectives: list[Collective] = dataclasses.field(default_factory=list)
-    flops_by_dtype: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    accessed: int = 0
-    scores: int = 0
-    repeated: collections.Counter[tuple[str, tuple[str, ...]]] = dataclasses.field(default_factory=collections.Counter)
-    sliced: list[tuple[int, tuple[str, ...]]] = dataclasses.field(default_factory=list)
-    estimates: list[Estimate] = dataclasses.field(default_factory=list)
-    reduced: dict[Any, int] = dataclasses.field(default_factory=dict)
-    """Results of all-reduces and sums of such, with the index of the first all-reduce."""
-
-    def add(self, other: _Costs, turns: int, layer: str = "") -> None:
-        self.accessed += other.accessed * max(turns, 1)
-        self.scores += other.scores * max(turns, 1)
-        self.estimates += (dataclasses.replace(each, layer=each.layer or layer) for each in other.estimates)
-        for dtype, flops in other.flops_by_dtype.items():
-            self.flops_by_dtype[dtype] += flops * max(turns, 1)
-        for (where, axes), flops in other.repeated.items():
-            self.repeated[where or layer, axes] += flops * max(turns, 1)
-        self.sliced += other.sliced
-        for each in other.collectives:
-            named = {"layer": each.layer or layer, "needed_by": each.needed_by or ("" if each.is_asked else layer)}
-            self.collectives.append(dataclasses.replace(each, turns=each.turns * turns, **named))
-
-
-class _Program:
     def __init__(self, module: ShardedModule, chosen: list[Estimate]) -> None:
         self._module = module
         self._chosen = chosen
-        self._scores = {
+        self._softmaxes = {
             _alike(operation.results[0])
             for function in module.functions.values()
             for operation in operations_in(function)
             if operation.name == "stablehlo.exponential"
         }
         """Shapes of softmax, by the sizes of their dims."""
-        self._known: dict[str, _Costs] = {}
-        self._divided: frozenset[str] = frozenset()  # axes over which the enclosing `jax.shard_map` divides work
+        self._reduced: dict[Any, int] = {}
+        """Results of all-reduces and sums of such, with the index of the first all-reduce."""
+        self.collectives: list[Collective] = []
+        self.flops_by_dtype: collections.Counter[str] = collections.Counter()
+        self.repeated: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
+        self.sliced: dict[tuple[int, tuple[str, ...]], None] = {}
+        self.estimates: list[Estimate] = []
+        main, self.scores = module.block("main"), 0
+        self.accessed = sum(map(module.nbytes, (*main.arguments, *returned_by(main))))
+        self._walk(main, _Around())
 
-    @property
-    def nbytes_of_interface(self) -> int:
-        """Bytes of the arguments and results of the program."""
-        block = self._module.functions["main"].regions[0].blocks[0]
-        results = list(block.operations)[-1].operation.operands
-        return sum(map(self._module.nbytes, (*block.arguments, *results)))
-
-    def costs_of(self, function: str) -> _Costs:
-        """Return the costs of one call of a function."""
-        if function not in self._known:
-            self._known[function] = self._costs(self._module.functions[function].regions[0].blocks[0])
-        return self._known[function]
-
-    def _costs(self, block: Any) -> _Costs:
-        costs = _Costs()
+    def _walk(self, block: Any, around: _Around) -> None:
         for operation in block.operations:
-            self._add(operation.operation, costs)
-        return costs
+            self._add(operation.operation, around)
 
-    def _add(self, operation: Any, costs: _Costs) -> None:
+    def _add(self, operation: Any, around: _Around) -> None:
         """Add the costs of an operation."""
         name = operation.name.rpartition(".")[2]  # of Shardy, or in a `shard_map` of StableHLO
-        self._add_inner(operation, costs)
+        self._add_inner(operation, around)
         if name in get_args(Kind):
-            self._add_collective(name, operation, costs)  # pyright: ignore[reportArgumentType]
-        elif operation.name in _ON_ONE_ARRAY and operation.operands[0] in costs.reduced:
-            costs.reduced[operation.results[0]] = costs.reduced[operation.operands[0]]
+            self._add_collective(name, operation, around)  # pyright: ignore[reportArgumentType]
+        elif operation.name in _ON_ONE_ARRAY and operation.operands[0] in self._reduced:
+            self._reduced[operation.results[0]] = self._reduced[operation.operands[0]]
         elif operation.name == "stablehlo.add":
-            self._join(operation, costs)
+            self._join(operation)
         elif operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
-            dtype = str(operation.operands[0].type.element_type)
-            costs.flops_by_dtype[_DTYPES.get(dtype, dtype)] += self._flops(operation)
-            self._add_traffic(operation, costs)
-            if axes := self._repeating(operation):
-                costs.repeated[layer_in(name_of(operation)), axes] += self._flops(operation)
+            dtype, flops = str(operation.operands[0].type.element_type), self._flops(operation) * around.times
+            self.flops_by_dtype[_DTYPES.get(dtype, dtype)] += flops
+            self._add_traffic(operation, around)
+            if axes := self._repeating(operation, around):
+                self.repeated[layer_in(name_of(operation)) or around.layer, axes] += flops
         elif operation.name == "stablehlo.custom_call" and text_of(operation.attributes["call_target_name"]).startswith(
             _KERNELS
         ):
-            self._add_traffic(operation, costs)
+            self._add_traffic(operation, around)
         elif name == "all_slice":
             argument = self._module.argument_of(operation.operands[0])
-            costs.sliced += [] if argument is None else [(argument, self._axes_of(operation))]
+            self.sliced |= {} if argument is None else {(argument, self._axes_of(operation)): None}
         elif operation.name == "func.call":
-            costs.add(self.costs_of(text_of(operation.attributes["callee"])), 1, layer_in(name_of(operation)))
+            around = around._replace(layer=layer_in(name_of(operation)) or around.layer)
+            self._walk(self._module.block(text_of(operation.attributes["callee"])), around)
         elif operation.name not in _REDUCTIONS:
-            turns, around = _turns(operation) if operation.name == "stablehlo.while" else 1, self._divided
+            turns, divided = _turns(operation) if operation.name == "stablehlo.while" else 1, around.divided
             if name == "manual_computation":
                 shardings = f"{operation.attributes['in_shardings']} {operation.attributes['out_shardings']}"
-                self._divided |= set(re.findall(r'"([^"]*)"', shardings))
+                divided |= set(re.findall(r'"([^"]*)"', shardings))
+            layer, times = layer_in(name_of(operation)) or around.layer, around.times * max(turns, 1)
             for block in (block for region in operation.regions for block in region.blocks):
-                costs.add(self._costs(block), turns, layer_in(name_of(operation)))
-            self._divided = around
+                self._walk(block, _Around(around.turns * turns, times, layer, divided))
 
-    def _repeating(self, operation: Any) -> tuple[str, ...]:
+    def _repeating(self, operation: Any, around: _Around) -> tuple[str, ...]:
         """Return the axes of the mesh along which devices compute the same."""
         layouts = [self._module.axes(value) for value in (*operation.operands, *operation.results)]
-        used = {name for axes in layouts for axis in axes for name in axis_tuple(axis)} | self._divided
+        used = {name for axes in layouts for axis in axes for name in axis_tuple(axis)} | around.divided
         return tuple(axis for axis, size in self._module.sizes.items() if size > 1 and axis not in used)
 
-    def _add_traffic(self, operation: Any, costs: _Costs) -> None:
+    def _add_traffic(self, operation: Any, around: _Around) -> None:
         values = (*operation.operands, *operation.results)
-        costs.accessed += sum(map(self._module.nbytes, values))
-        if _BATCHED.search(str(operation.attributes.get("dot_dimension_numbers", ""))):
-            costs.scores += sum(self._module.nbytes(value) for value in values if _alike(value) in self._scores)
+        self.accessed += sum(map(self._module.nbytes, values)) * around.times
+        if operation.name == "stablehlo.dot_general" and product_dims(operation)[0][0]:
+            scores = sum(self._module.nbytes(value) for value in values if _alike(value) in self._softmaxes)
+            self.scores += scores * around.times
 
-    def _add_inner(self, operation: Any, costs: _Costs) -> None:
+    def _add_inner(self, operation: Any, around: _Around) -> None:
         """Add the exchanges inside of an operation that computes across shards."""
         found = halo_of(operation, self._module) if any(list(each.uses) for each in operation.results) else None
         if isinstance(found, Halo):
             name = name_of(operation)
-            layer, made_by = layer_in(name), jax_operation(name)
-            costs.collectives += (
-                Collective("collective_permute", found.axes, nbytes, 1, layer, made_by) for nbytes in found.nbytes
+            made_by = layer_in(name) or around.layer, jax_operation(name)
+            self.collectives += (
+                Collective("collective_permute", found.axes, nbytes, around.turns, *made_by) for nbytes in found.nbytes
             )
             if operation.name == "stablehlo.convolution" and self._module.platform != "cpu":
                 found = "other convolutions may use the same borders of shards"
         if reason := found if isinstance(found, str) else doubt(operation, self._module):
-            costs.estimates.append(estimate_at(operation, reason))
+            self._estimate(estimate_at(operation, reason), around)
 
-    def _add_collective(self, kind: Kind, operation: Any, costs: _Costs) -> None:
-        found, number = self._collective(kind, operation)
+    def _estimate(self, found: Estimate, around: _Around) -> None:
+        self.estimates.append(dataclasses.replace(found, layer=found.layer or around.layer))
+
+    def _add_collective(self, kind: Kind, operation: Any, around: _Around) -> None:
+        found, number = self._collective(kind, operation, around)
         if number:
-            costs.estimates.append(self._chosen[int(number)])
+            self._estimate(self._chosen[int(number)], around)
         if kind == "all_reduce" and self._module.platform != "cpu" and _is_statistic(operation.operands[0].owner):
             reason = "XLA may exchange equal sums of batch statistics once"
-            costs.estimates.append(estimate_at(operation.operands[0].owner.operation, reason))
+            self._estimate(estimate_at(operation.operands[0].owner.operation, reason), around)
         for axes in self._reduced_together(operation, found.axes) if kind == "all_reduce" else [found.axes]:
-            costs.collectives.append(dataclasses.replace(found, axes=axes))
+            self.collectives.append(dataclasses.replace(found, axes=axes))
         if kind == "all_reduce":
-            costs.reduced[operation.results[0]] = len(costs.collectives) - 1
+            self._reduced[operation.results[0]] = len(self.collectives) - 1
 
     def _reduced_together(self, reduction: Any, axes: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Return the axes of each all-reduce: XLA for CPUs reduces one dim of an operand after the other."""
@@ -376,25 +363,26 @@ class _Program:
                 return [names for names in found if names]
         return [axes]
 
-    def _join(self, addition: Any, costs: _Costs) -> None:
+    def _join(self, addition: Any) -> None:
         """Mark the second of two all-reduces whose results are only added: XLA reduces their sum instead."""
-        if any(value not in costs.reduced or len(list(value.uses)) > 1 for value in addition.operands):
+        if any(value not in self._reduced or len(list(value.uses)) > 1 for value in addition.operands):
             return
-        first, last = sorted(costs.reduced[value] for value in addition.operands)
-        if first != last and costs.collectives[first].axes == costs.collectives[last].axes:
-            costs.collectives[last] = dataclasses.replace(costs.collectives[last], is_joined=True)
-            costs.reduced[addition.results[0]] = first
+        first, last = sorted(self._reduced[value] for value in addition.operands)
+        if first != last and self.collectives[first].axes == self.collectives[last].axes:
+            self.collectives[last] = dataclasses.replace(self.collectives[last], is_joined=True)
+            self._reduced[addition.results[0]] = first
 
-    def _collective(self, kind: Kind, operation: Any) -> tuple[Collective, str]:
+    def _collective(self, kind: Kind, operation: Any, around: _Around) -> tuple[Collective, str]:
         """Return a collective, and the number of the estimate of its reshard or an empty string."""
         given, made = self._module.nbytes(operation.operands[0]), self._module.nbytes(operation.results[0])
         name, *need = name_of(operation).split(_SEPARATOR)
-        layer, made_by, axes = layer_in(name), jax_operation(name), self._axes_of(operation)
-        found = Collective(kind, axes, max(given, made), 1, layer, made_by)
+        layer, made_by, axes = layer_in(name) or around.layer, jax_operation(name), self._axes_of(operation)
+        found = Collective(kind, axes, max(given, made), around.turns, layer, made_by)
         if len(need) != 3:
             return found, ""
-        needed_by, weight = layer_in(need[0]), weight_in(need[0])
-        return dataclasses.replace(found, needed_by=needed_by, is_asked=need[1] == _ASKED, weight=weight), need[2]
+        weight, is_asked = weight_in(need[0]), need[1] == _ASKED
+        needed_by = layer_in(need[0]) or ("" if is_asked else around.layer)
+        return dataclasses.replace(found, needed_by=needed_by, is_asked=is_asked, weight=weight), need[2]
 
     def _axes_of(self, operation: Any) -> tuple[str, ...]:
         if operation.name == "sdy.collective_permute":
@@ -420,17 +408,13 @@ class _Program:
     def _flops(self, operation: Any) -> int:
         result = self._module.local_shape(operation.results[0])
         if operation.name == "stablehlo.dot_general":
-            dims = operation.attributes["dot_dimension_numbers"]
-            contracted = re.search(r"lhs_contracting_dimensions = \[([\d, ]*)\]", str(dims))
-            lhs = self._module.local_shape(operation.operands[0])
-            inner = math.prod(lhs[int(dim)] for dim in contracted[1].split(",")) if contracted else 1
-            return 2 * math.prod(result) * inner
+            lhs, (_, contracted) = self._module.local_shape(operation.operands[0]), product_dims(operation)[0]
+            return 2 * math.prod(result) * math.prod(lhs[dim] for dim in contracted)
         return 2 * products_of(operation, self._module)
 
 
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "i8": "int8"}
 _KERNELS = ("tpu_custom_call", "__cudnn$fmha")
-_BATCHED = re.compile(r"lhs_batching_dimensions = \[\d")
 _NEEDS_ITS_LAYOUT = ("func.return", "stablehlo.return", "stablehlo.concatenate")
 """Users of reshards for which XLA was found to exchange as Shardy does."""
 _REDUCE_BY_DIMS = ("stablehlo.dot_general", "stablehlo.convolution", "stablehlo.reduce", "stablehlo.scatter")
@@ -469,7 +453,7 @@ def _turns(loop: Any) -> int:
     if not is_argument(counter.owner):
         return 0
     first, end = _constant(loop.operands[counter.arg_number]), _constant(limit)
-    step = list(body.operations)[-1].operation.operands[counter.arg_number].owner
+    step = returned_by(body)[counter.arg_number].owner
     if is_argument(step) or step.operation.name != "stablehlo.add" or first is None or end is None:
         return 0
     by = _constant(step.operation.operands[1])

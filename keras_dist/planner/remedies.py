@@ -18,7 +18,6 @@ import operator
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 from keras_dist.distribution.fully_sharded import FullySharded
 from keras_dist.distribution.layout import Axis
@@ -32,9 +31,10 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import KerasDistError, LayoutWarning
 from keras_dist.planner.candidates import Screen
 from keras_dist.planner.dim_classes import DimClass, classes_of
-from keras_dist.planner.edited_rules import edited_rules
+from keras_dist.planner.logical_rules import edited_rules
 from keras_dist.planner.propagation import Propagated, propagate
 from keras_dist.planner.search import fully_sharded, nbytes_of, used_by
+from keras_dist.planner.search_result import code_of, options_of
 from keras_dist.planner.tracing import StepProgram
 
 Layouts = Mapping[str, tuple[Axis, ...]]
@@ -53,19 +53,12 @@ left where much work was repeated, and where most was."""
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """Costs of a step on one device.
+    """Costs of a step on one device."""
 
-    Attributes:
-        moved_nbytes: bytes of collectives.
-        flops: FLOPs of matrix multiplications and convolutions.
-        held_nbytes: bytes of weights and slots.
-        hidden_nbytes: the part of `moved_nbytes` that no rule asks for.
-    """
-
-    moved_nbytes: int
-    flops: int
-    held_nbytes: int
-    hidden_nbytes: int = 0
+    moved_nbytes: int  # of collectives
+    flops: int  # of matrix multiplications and convolutions
+    held_nbytes: int  # of weights and slots
+    hidden_nbytes: int = 0  # the part of `moved_nbytes` that no rule asks for
 
     def __str__(self) -> str:
         moved, held = render_bytes(self.moved_nbytes), render_bytes(self.held_nbytes)
@@ -74,23 +67,15 @@ class Figures:
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
-    """Rules under which a step costs less.
-
-    Attributes:
-        changes: the changes, in the order of their effect: new layouts of weights or of the batch, by path, or an empty
-            one for a rule for activations that is left out.
-        code: Python code that creates the distribution on `mesh`.
-        before: costs of the step now.
-        after: costs of the step under the rules.
-        program: the step, traced under the rules.
-        step: the same, propagated.
-    """
+    """Rules under which a step costs less."""
 
     changes: tuple[Layouts, ...]
-    code: str
+    """New layouts of weights or of the batch, by path, or an empty one for a rule for activations that is left out; in
+    the order of their effect."""
+    code: str  # creates the distribution on `mesh`
     before: Figures
     after: Figures
-    program: StepProgram
+    program: StepProgram  # traced under the rules
     step: Propagated
 
     @property
@@ -113,7 +98,7 @@ def find_remedy(program: StepProgram, step: Propagated, retrace: Retrace) -> Rem
     for gain, layouts, changes in search.sets():
         if best is not None and _score(best.after) < _score(before) - gain + _LEAST_GAIN:
             break
-        distribution, code = search.distribution_of(layouts)
+        distribution = search.distribution_of(layouts)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", LayoutWarning)
@@ -124,7 +109,7 @@ def find_remedy(program: StepProgram, step: Propagated, retrace: Retrace) -> Rem
         after = _figures(traced, other)
         more = _LEAST_GAIN * max(1, len(changes) - len(best.changes) if best else 0)
         if _is_better(after, before) and (best is None or _score(after) < _score(best.after) - more):
-            best = Remedy(changes, code, before, after, traced, other)
+            best = Remedy(changes, code_of(distribution), before, after, traced, other)
     return best
 
 
@@ -347,26 +332,16 @@ class _Search:
                 found[path] = tuple(axes)
         return {path: axes for path, axes in found.items() if axes != layouts[path]}
 
-    def distribution_of(self, layouts: Layouts) -> tuple[Distribution, str]:
-        """Return a distribution with these layouts, and the code that creates it on `mesh`."""
+    def distribution_of(self, layouts: Layouts) -> Distribution:
+        """Return a distribution with these layouts."""
         now, rules = self._program.distribution, self._edited(layouts)
-        lines = ["rules = kd.LayoutMap(mesh)"]
-        lines += [f"rules[{rule!r}] = {layout.axes!r}" for rule, layout in rules.snapshot()]
         batch = now.batch_dim_name
         if any(layouts[row.path][0] != row.axes[0] for row in self._batch):
             batch = layouts[self._batch[0].path][0]
-        given = {"axis_names": dict(now.axis_names), "sequence_axis": getattr(now, "sequence_axis", None)}
-        given |= {"min_size_bytes": getattr(now, "min_size_bytes", 0), "strict": now.strict}
-        options: dict[str, Any] = {name: value for name, value in given.items() if value}
-        if not now.auto_shard_dataset:
-            options["auto_shard_dataset"] = False
-        named = "".join(f", {name}={value!r}" for name, value in options.items())
+        options = options_of(now)
         if isinstance(now, FullySharded):
-            lines.append(f"distribution = kd.FullySharded(mesh, {now.axis!r}, rules, {batch!r}{named})")
-            return FullySharded(self._mesh, now.axis, rules, batch, **options), "\n".join(lines)
-        batch = () if batch is None else batch
-        lines.append(f"distribution = kd.ModelParallel(rules, {batch!r}{named})")
-        return ModelParallel(rules, batch, **options), "\n".join(lines)
+            return FullySharded(self._mesh, now.axis, rules, batch, **options)
+        return ModelParallel(rules, () if batch is None else batch, **options)
 
 
 def _joined(entry: Axis, axis: str) -> Axis:

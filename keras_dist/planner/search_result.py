@@ -98,17 +98,8 @@ class SearchResult:
 
     def to_code(self) -> str:
         """Return Python code that creates the distribution, with a comment on `remat` of `compile`."""
-        found, mesh = self.distribution, self.distribution.device_mesh
-        sizes = ",".join(f"{name}={size}" for name, size in mesh.axis_sizes.items())
-        lines = ["import keras_dist as kd", "", f'mesh = kd.DeviceMesh("{sizes}")', "rules = kd.LayoutMap(mesh)"]
-        lines += [f"rules[{rule!r}] = {layout.axes!r}" for rule, layout in self.layout_map.snapshot()]
-        batch = f"{found.batch_dim_name!r}" + (f", axis_names={found.axis_names!r}" if found.axis_names else "")
-        if isinstance(found, FullySharded):
-            lines.append(f"distribution = kd.FullySharded(mesh, {found.axis!r}, rules, {batch})")
-        elif isinstance(found, DataParallel):
-            lines[-1] = f"distribution = kd.DataParallel(mesh{', shard_optimizer=True' * found.shard_optimizer})"
-        else:
-            lines.append(f"distribution = kd.ModelParallel(rules, {batch})")
+        sizes = ",".join(f"{name}={size}" for name, size in self.distribution.device_mesh.axis_sizes.items())
+        lines = ["import keras_dist as kd", "", f'mesh = kd.DeviceMesh("{sizes}")', code_of(self.distribution)]
         if self.best.remat is not None:
             lines.append(f"# model.compile(..., remat={self.best.remat!r})")
         return "\n".join([*lines, ""])
@@ -131,6 +122,27 @@ class SearchResult:
         if self.best.remat is not None:
             lines += ["", "[training]", f"remat = {_quoted(self.best.remat)}"]
         return "\n".join([*lines, ""])
+
+
+def code_of(distribution: Distribution) -> str:
+    """Return Python code that creates a distribution on `mesh`."""
+    if isinstance(distribution, DataParallel):
+        return f"distribution = kd.DataParallel(mesh{', shard_optimizer=True' * distribution.shard_optimizer})"
+    rules = () if distribution.layout_map is None else distribution.layout_map.snapshot()
+    lines = ["rules = kd.LayoutMap(mesh)", *(f"rules[{rule!r}] = {layout.axes!r}" for rule, layout in rules)]
+    batch, options = distribution.batch_dim_name or (), options_of(distribution)
+    named = "".join(f", {name}={value!r}" for name, value in options.items())
+    over = f"mesh, {distribution.axis!r}, " if isinstance(distribution, FullySharded) else ""
+    kind = "FullySharded" if over else "ModelParallel"
+    return "\n".join([*lines, f"distribution = kd.{kind}({over}rules, {batch!r}{named})"])
+
+
+def options_of(distribution: Distribution) -> dict[str, Any]:
+    """Return the options of a strategy with rules that are not the default."""
+    given = {"axis_names": dict(distribution.axis_names), "sequence_axis": distribution.sequence_axis}
+    given |= {"min_size_bytes": getattr(distribution, "min_size_bytes", 0), "strict": distribution.strict}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value}
+    return options if distribution.auto_shard_dataset else {**options, "auto_shard_dataset": False}
 
 
 def distribution_of(

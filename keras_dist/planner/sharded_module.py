@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from keras_dist._unstable.shardy import PLATFORM, sdy
+from keras_dist._unstable.shardy import PLATFORM, hlo, sdy
 from keras_dist.distribution.layout import Axis
 from keras_dist.training.activations import path_of_scope, weight_of_scope
 
@@ -32,6 +32,10 @@ class ShardedModule:
             elif inner.operation.name == "sdy.mesh":
                 axes = map(sdy.MeshAxisAttr, sdy.MeshAttr(inner.attributes["mesh"]).axes)
                 self.sizes |= {axis.name: axis.size for axis in axes}
+
+    def block(self, function: str) -> Any:
+        """Return the operations of a function, with its arguments."""
+        return self.functions[function].regions[0].blocks[0]
 
     def local_shape(self, value: Any) -> list[int]:
         """Return the shape of one device's shard."""
@@ -149,6 +153,27 @@ def operations_in(operation: Any) -> Iterator[Any]:
         for block in region.blocks:
             for inner in block.operations:
                 yield from operations_in(inner.operation)
+
+
+def returned_by(block: Any) -> list[Any]:
+    """Return the values that a block returns."""
+    return list(block.operations[len(block.operations) - 1].operation.operands)
+
+
+def product_dims(product: Any) -> list[tuple[list[int], list[int]]]:
+    """Return the batching and the contracted dims of both operands of a product."""
+    numbers = hlo.DotDimensionNumbers(product.attributes["dot_dimension_numbers"])
+    batching = numbers.lhs_batching_dimensions, numbers.rhs_batching_dimensions
+    contracted = numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions
+    return [(list(dims), list(others)) for dims, others in zip(batching, contracted, strict=True)]
+
+
+def indexed_dims(lookup: Any) -> list[int]:
+    """Return the dims of its first operand that a gather or scatter indexes."""
+    if lookup.name == "stablehlo.scatter":
+        numbers = hlo.ScatterDimensionNumbers(lookup.attributes["scatter_dimension_numbers"])
+        return list(numbers.scattered_dims_to_operand_dims)
+    return list(hlo.GatherDimensionNumbers(lookup.attributes["dimension_numbers"]).start_index_map)
 
 
 def name_of(operation: Any) -> str:

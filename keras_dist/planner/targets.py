@@ -1,4 +1,7 @@
-"""Machines to plan for, whose devices need not exist: `target("v5e:4x4")`."""
+"""Machines to plan for, whose devices need not exist, `target("v5e:4x4")`, with the published figures of their chips.
+
+All bandwidths are of one chip, in one direction: half of a published sum of both directions.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,26 +19,121 @@ from keras_dist._support.arguments import argument_error, is_int
 from keras_dist.distribution import arrangement
 from keras_dist.distribution.mesh import fitting_sizes
 from keras_dist.errors import ConfigError, KerasDistError, MeshError, shorten, unknown_name_error
-from keras_dist.planner.hardware import CHIPS, Chip, Platform
+
+Platform = Literal["cpu", "tpu", "cuda"]
+
+_GIB = 2**30
+_SCALING = "How To Scale Your Model, https://jax-ml.github.io/scaling-book/"
+_SUPERCOMPUTER = "Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020"
+_CLOUD = "https://docs.cloud.google.com/tpu/docs/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Figures of a kind of chip.
+
+    Attributes:
+        name: name in targets, such as `v5e`.
+        platform: platform that JAX lowers for.
+        hbm_nbytes: bytes of memory, on GPUs without the driver's; 0 for memory of the host.
+        flops_per_second: peak of matrix multiplication by element type. float32 has JAX's default precision: bfloat16
+            on TPUs, TF32 on GPUs.
+        hbm_bytes_per_second: bandwidth of memory.
+        link_bytes_per_second: bandwidth of one link to a neighbour (ICI), or of all lanes to the switch between the
+            GPUs of a host (NVLink).
+        network_bytes_per_second: its share of the network cards of its host, between slices (TPUs) and hosts (GPUs).
+        torus_dims: number of dims of the torus of its links; 0 for a switch.
+        wraps_at: a dim of a slice is a ring if its size is a multiple of this number, else a line; 0 for no rings.
+        devices: number of JAX devices per chip.
+        source: sources of the figures.
+        kind: `device_kind` of its devices in JAX; empty for CPUs.
+    """
+
+    name: str
+    platform: Platform
+    hbm_nbytes: int
+    flops_per_second: Mapping[str, float]
+    hbm_bytes_per_second: float
+    link_bytes_per_second: float
+    network_bytes_per_second: float
+    torus_dims: int = 0
+    wraps_at: int = 0
+    devices: int = 1
+    source: str = ""
+    kind: str = ""
+
+
+def _flops(bfloat16: float, int8: float | None = None, float32: float | None = None) -> dict[str, float]:
+    return {"bfloat16": bfloat16, "float32": float32 or bfloat16, "int8": int8 or bfloat16}
+
+
+_ALL = (
+    Chip(
+        "cpu", "cpu", 0, _flops(5e10, float32=5e10), 1e10, 1e10, 1e9,
+        source="assumed: one core of a server, 16 float32 operations a turn at 3 GHz. Fake devices share their cores",
+    ),
+    Chip(
+        "v2", "tpu", 16 * _GIB, _flops(46e12), 700e9, 62e9, 6.25e9, 2, 16, 2, kind="TPU v2",
+        source=f"{_SUPERCOMPUTER}: 46 TFLOP/s, 700 GB/s, links of 496 Gbit/s; network as v3",
+    ),
+    Chip(
+        "v3", "tpu", 32 * _GIB, _flops(123e12), 900e9, 82e9, 6.25e9, 2, 32, 2, kind="TPU v3",
+        source=f"{_CLOUD}v3: 123 TFLOP/s, 32 GiB, 900 GB/s; {_SUPERCOMPUTER}: links of 656 Gbit/s; {_SCALING}tpus: "
+        "25 GB/s of network a host",
+    ),
+    Chip(
+        "v4", "tpu", 32 * _GIB, _flops(275e12, 275e12), 1200e9, 45e9, 6.25e9, 3, 4, 1, kind="TPU v4",
+        source=f"{_CLOUD}v4: 275 TFLOP/s, 32 GiB, 1200 GB/s; {_SCALING}tpus: 45 GB/s a link, 25 GB/s of network a host",
+    ),
+    Chip(
+        "v5e", "tpu", 16 * _GIB, _flops(197e12, 393e12), 819e9, 50e9, 3.125e9, 2, 16, 1, kind="TPU v5 lite",
+        source=f"{_CLOUD}v5e: 197 TFLOP/s, 393 TOP/s, 16 GB, 819 GB/s, 400 GB/s over 4 links in both directions, "
+        "6.4 Tbit/s of network for 256 chips",
+    ),
+    Chip(
+        "v5p", "tpu", 95 * _GIB, _flops(459e12, 918e12), 2765e9, 100e9, 6.25e9, 3, 4, 1, kind="TPU v5",
+        source=f"{_CLOUD}v5p-training: 459 TFLOP/s, 95 GiB, 2765 GB/s, 1200 GB/s over 6 links in both directions, "
+        f"50 Gbit/s of network; {_SCALING}tpus: 918 TOP/s",
+    ),
+    Chip(
+        "v6e", "tpu", 32 * _GIB, _flops(918e12, 1836e12), 1638e9, 100e9, 12.5e9, 2, 16, 1, kind="TPU v6 lite",
+        source=f"{_CLOUD}v6e and {_CLOUD}tpu7x: 918 TFLOP/s, 1836 TOP/s, 32 GB, 1638 GB/s, 800 GB/s over 4 links in "
+        "both directions, 100 Gbit/s of network",
+    ),
+    Chip(
+        "tpu7x", "tpu", 192 * _GIB, _flops(2307e12), 7380e9, 100e9, 12.5e9, 3, 4, 2, kind="TPU7x",
+        source=f"{_CLOUD}tpu7x: 2307 TFLOP/s (4614 of 8-bit floats), 192 GiB, 7380 GB/s, 1200 GB/s over 6 links in "
+        "both directions, 100 Gbit/s of network",
+    ),
+    Chip(
+        "a100", "cuda", 79 * _GIB, _flops(312e12, 624e12, 156e12), 2039e9, 300e9, 25e9, kind="NVIDIA A100-SXM4-80GB",
+        source="NVIDIA A100 Tensor Core GPU data sheet (SXM, 80 GB): 312 TFLOP/s, TF32 156, 624 TOP/s, 2039 GB/s, "
+        "NVLink 600 GB/s in both directions; DGX A100 data sheet: 8 cards of 200 Gbit/s",
+    ),
+    Chip(
+        "h100", "cuda", 79 * _GIB, _flops(989e12, 1979e12, 494e12), 3350e9, 450e9, 50e9, kind="NVIDIA H100 80GB HBM3",
+        source="NVIDIA H100 Tensor Core GPU data sheet (SXM): 989 TFLOP/s, TF32 494, 1979 TOP/s (half of what it says "
+        f"for sparse ones), 3.35 TB/s, NVLink 900 GB/s in both directions; {_SCALING}gpus: 8 cards of 400 Gbit/s",
+    ),
+    Chip(
+        "h200", "cuda", 141 * _GIB, _flops(989e12, 1979e12, 494e12), 4800e9, 450e9, 50e9, kind="NVIDIA H200",
+        source="NVIDIA H200 Tensor Core GPU data sheet (SXM): as H100, 141 GB, 4.8 TB/s",
+    ),
+    Chip(
+        "b200", "cuda", 178 * _GIB, _flops(2250e12, 4500e12, 1125e12), 8000e9, 900e9, 50e9, kind="NVIDIA B200",
+        source="NVIDIA DGX B200 data sheet: 1440 GB and 64 TB/s for 8 GPUs, NVLink 1.8 TB/s in both directions; "
+        f"{_SCALING}gpus: 2.25 PFLOP/s, 4.5 POP/s, 400 GB/s of network a host",
+    ),
+)  # fmt: skip  # a chip's figures in one line
+
+CHIPS: Mapping[str, Chip] = {chip.name: chip for chip in _ALL}
+"""All chips by name."""
+
 
 _FORM = re.compile(r"(?P<chip>\w+):(?P<shape>\d{1,18}(?:x\d{1,18})*)(?:\*(?P<slices>\d{1,18}))?", re.ASCII)
 _EXAMPLES = "'cpu:8', 'v5e:4x4', 'v5p:8x8x8', 'v5e:4x4*2' (two slices), 'h100:1x16x8' (slices x hosts x GPUs)"
 _MOST_DEVICES = 2**17
 _SLICE_IDS = 100_000
-_KINDS = {
-    "v2": "TPU v2",
-    "v3": "TPU v3",
-    "v4": "TPU v4",
-    "v5e": "TPU v5 lite",
-    "v5p": "TPU v5",
-    "v6e": "TPU v6 lite",
-    "tpu7x": "TPU7x",
-    "a100": "NVIDIA A100-SXM4-80GB",
-    "h100": "NVIDIA H100 80GB HBM3",
-    "h200": "NVIDIA H200",
-    "b200": "NVIDIA B200",
-}
-"""`device_kind` of the devices of a chip in JAX."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +245,7 @@ def target_of(devices: Iterable[Any]) -> Target | None:
         devices: devices of JAX.
     """
     found = list(devices)
-    kinds, chips = {device.device_kind for device in found}, {kind: CHIPS[name] for name, kind in _KINDS.items()}
+    kinds, chips = {device.device_kind for device in found}, {chip.kind: chip for chip in CHIPS.values() if chip.kind}
     chip = chips.get(*kinds) if len(kinds) == 1 else None
     if chip is None:
         return None
@@ -224,7 +322,7 @@ def places_in_mesh(target: Target, shape: Sequence[int], names: Sequence[str] | 
 def _torus(target: Target) -> list[TargetDevice]:
     """Return TPUs, numbered along the first dim first, with the cores of a chip next to each other; or CPUs."""
     chip, found = target.chip, []
-    kind, shape = _KINDS.get(chip.name, chip.name), target.shape
+    kind, shape = chip.kind or chip.name, target.shape
     bounds = [2 if size % 2 == 0 and dim < 2 else 1 for dim, size in enumerate(shape)]
     hosts = math.prod(size // bound for size, bound in zip(shape, bounds, strict=True))
     for number in range(target.slices):
@@ -246,7 +344,7 @@ def _gpus(target: Target) -> list[TargetDevice]:
     hosts, each = target.shape
     sizes = (target.slices, hosts, each)
     return [
-        TargetDevice(index, number, number * hosts + host, (gpu,), 0, "gpu", _KINDS[target.chip.name])
+        TargetDevice(index, number, number * hosts + host, (gpu,), 0, "gpu", target.chip.kind)
         for index, (number, host, gpu) in enumerate(itertools.product(*map(range, sizes)))
     ]
 

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keras_dist.planner.halos import labels_of
-from keras_dist.planner.sharded_module import ShardedModule, operations_in
+from keras_dist.planner.exchanges import labels_of
+from keras_dist.planner.sharded_module import ShardedModule, operations_in, product_dims
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
@@ -39,8 +39,7 @@ def padded_images(module: ShardedModule) -> dict[tuple[int, ...], float]:
 
 def padded_in_product(operation: Any, module: ShardedModule) -> Iterable[float]:
     """Yield how many times their bytes both operands of a product and its result take."""
-    numbers = str(operation.attributes["dot_dimension_numbers"])
-    batch = [_dims(numbers, f"{side}_batching_dimensions") for side in ("lhs", "rhs")]
+    batch = [batching for batching, _ in product_dims(operation)]
     for value, dims in zip((*operation.operands, operation.results[0]), (*batch, range(len(batch[0]))), strict=True):
         shape = module.local_shape(value)
         yield _least([size for dim, size in enumerate(shape) if dim not in dims])
@@ -57,14 +56,13 @@ def padded_rows(lookup: Any, module: ShardedModule) -> float:
 
 def without_product(operation: Any, is_tpu: bool) -> str:
     """Return what XLA computes instead of a product without two matrices, `multiply` or `reduce`; empty for others."""
-    numbers, free = str(operation.attributes["dot_dimension_numbers"]), []
-    for side, operand in zip(("lhs", "rhs"), operation.operands, strict=True):
-        used = [dim for kind in ("batching", "contracting") for dim in _dims(numbers, f"{side}_{kind}_dimensions")]
-        free.append(math.prod(size for dim, size in enumerate(operand.type.shape) if dim not in used))
+    free, contracted = list[int](), list[int]()
+    for operand, (batching, contracted) in zip(operation.operands, product_dims(operation), strict=True):
+        sizes = enumerate(operand.type.shape)
+        free.append(math.prod(size for dim, size in sizes if dim not in (*batching, *contracted)))
     if min(free) > 1:
         return ""
-    is_contracted = bool(_dims(numbers, "lhs_contracting_dimensions"))
-    return ("reduce" if is_tpu else "") if is_contracted else "multiply"
+    return ("reduce" if is_tpu else "") if contracted else "multiply"
 
 
 def sorted_for_product(operation: Any, module: ShardedModule) -> Iterable[tuple[str, tuple[int, ...]]]:
@@ -72,20 +70,13 @@ def sorted_for_product(operation: Any, module: ShardedModule) -> Iterable[tuple[
 
     Libraries of CPUs need batch dims, one dim of the result and one contracted dim.
     """
-    numbers = str(operation.attributes["dot_dimension_numbers"])
-    for side, operand in zip(("lhs", "rhs"), operation.operands, strict=True):
-        batch, used = (_dims(numbers, f"{side}_{kind}_dimensions") for kind in ("batching", "contracting"))
+    for side, (operand, (batch, used)) in enumerate(zip(operation.operands, product_dims(operation), strict=True)):
         shape = module.local_shape(operand)
         free = [dim for dim in range(len(shape)) if dim not in (*batch, *used)]
-        orders = [(*batch, *free, *used), (*batch, *used, *free)][: 1 if side == "lhs" else 2]
+        orders = [(*batch, *free, *used), (*batch, *used, *free)][: side + 1]
         large = ([dim for dim in order if shape[dim] > 1] for order in orders)
         is_sorted = len(shape) == 2 or any(each == sorted(each) for each in large)
         yield ("" if len(free) == len(used) == 1 else "reshape") if is_sorted else "transpose", orders[-1]
-
-
-def _dims(numbers: str, name: str) -> list[int]:
-    found = re.search(rf"{name} = \[([\d, ]*)\]", numbers)
-    return [int(dim) for dim in found[1].split(",")] if found and found[1].strip() else []
 
 
 def _least(sizes: Sequence[int]) -> float:

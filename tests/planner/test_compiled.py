@@ -17,8 +17,7 @@ from jax.sharding import PartitionSpec as P
 import keras_dist as kd
 from keras_dist.planner import compile_for, compiled, devices, figures, propagate, target, trace_step
 from keras_dist.planner.compiled import gpu_target_config
-from keras_dist.planner.hardware import CHIPS
-from keras_dist.planner.targets import places_in_mesh
+from keras_dist.planner.targets import CHIPS, places_in_mesh
 from tests.forks import Python
 
 WIDTH, HIDDEN, ROWS = 16, 64, 8

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import keras_dist as kd
 from keras_dist import layers
-from keras_dist.planner import halos, propagate
+from keras_dist.planner import exchanges, propagate
 from keras_dist.planner.hlo import parse_program
 from keras_dist.planner.propagation import nbytes_by_axes
 from keras_dist.planner.tracing import trace_step
@@ -264,4 +264,4 @@ def test_weights_that_compute_in_bfloat16_move_in_bfloat16():
 
 
 def test_a_dim_that_one_shard_covers_is_not_permuted():
-    assert halos.permute_widths(8, 8, [(0, 8)]) == []
+    assert exchanges.permute_widths(8, 8, [(0, 8)]) == []

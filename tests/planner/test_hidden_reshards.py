@@ -8,7 +8,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist.planner import Collective, Propagated
-from keras_dist.planner.hidden_reshards import hidden_reshards
+from keras_dist.planner.costly_layouts import hidden_reshards
 from tests.planner.test_explanation import MEGATRON, STACKED, WIDTH, Scanned, Unrolled, X, strategy
 from tests.soak import few
 
@@ -113,6 +113,6 @@ def test_blocks_that_are_alike_are_one_problem():
     ]
     other = Collective("all_gather", ("data",), 1000, 1, "norm", "add", "head", is_asked=False)
     step = Propagated((*of_block, other), 0, "", 0, 0)
-    (problem,) = hidden_reshards(step, "", lambda path: None)
+    (problem,) = hidden_reshards(step, None)
     assert problem.path == "blocks/0/up" and "'blocks/0/up' and 199 like it needs all_gather" in problem.summary
     assert "195.3 KiB a step" in problem.given and "and 197 more" in problem.given

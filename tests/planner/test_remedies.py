@@ -12,8 +12,9 @@ from flax import nnx
 import keras_dist as kd
 from keras_dist.errors import DataError
 from keras_dist.planner import remedies
-from keras_dist.planner.edited_rules import edited_rules
+from keras_dist.planner.logical_rules import edited_rules
 from keras_dist.planner.propagation import propagate
+from keras_dist.planner.search_result import code_of
 from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, FeedForwardConfig, Rotary
 from keras_dist.pretrained import rules as rules_of
 from tests.planner.mistakes import (
@@ -159,9 +160,9 @@ def test_no_axis_is_tried_twice_in_the_layout_of_a_batch():
 def test_code_keeps_the_axis_of_positions():
     traced = program(distribution(GOOD, sequence_axis="model"))
     search = remedies._Search(traced, propagate(traced.lowered))
-    restored, code = search.distribution_of({row.path: row.axes for row in (*traced.state.rows, *traced.batch.rows)})
+    restored = search.distribution_of({row.path: row.axes for row in (*traced.state.rows, *traced.batch.rows)})
     names = {"kd": kd, "mesh": traced.state.mesh}
-    exec(code, names)
+    exec(code_of(restored), names)
     assert names["distribution"].sequence_axis == restored.sequence_axis == "model"
 
 
@@ -304,5 +305,5 @@ def test_code_keeps_the_options_of_the_strategy():
     options = {"min_size_bytes": 2**20, "auto_shard_dataset": False, "strict": True}
     traced = program(kd.FullySharded(layout_map.device_mesh, "data", layout_map, **options))
     layouts = {row.path: row.axes for row in (*traced.state.rows, *traced.batch.rows)}
-    _, code = remedies._Search(traced, propagate(traced.lowered)).distribution_of(layouts)
-    assert code.endswith("min_size_bytes=1048576, strict=True, auto_shard_dataset=False)")
+    restored = remedies._Search(traced, propagate(traced.lowered)).distribution_of(layouts)
+    assert code_of(restored).endswith("min_size_bytes=1048576, strict=True, auto_shard_dataset=False)")

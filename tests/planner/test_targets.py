@@ -7,8 +7,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.planner import devices, target
-from keras_dist.planner.hardware import CHIPS
-from keras_dist.planner.targets import places_in_mesh
+from keras_dist.planner.targets import CHIPS, places_in_mesh
 
 TARGETS = {
     "cpu:8": (8, 1, "cpu"),
