@@ -1,4 +1,4 @@
-"""Exchanges inside of operations, which Shardy does not show: known ones, and those of which XLA decides.
+"""Exchanges inside of operations, which Shardy does not show: known ones, and operations for which XLA decides.
 
 XLA's SPMD partitioner adds collective-permutes for slices, padding and windows of a sharded dim, one for each group of
 pairs of devices. The widths of the groups follow `ExchangeHalo` and `ExchangeHaloCompact` of XLA (jax 0.10 to 0.12). It
