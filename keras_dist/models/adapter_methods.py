@@ -137,7 +137,8 @@ class AdapterMethods(SavingMethods):
 
         Weights that are parts of one module each get its factor A, and their rows of B. Our blocks are found by the
         zeros of B: where all of B is zero, as in a model that was saved untrained, the factors get the sum of the
-        ranks, unless `enable_lora` gives the ranks first. A copy of the base's embeddings, which peft adds to the factors of embeddings, is not loaded.
+        ranks, unless `enable_lora` gives the ranks first. A copy of the base's embeddings, which peft adds to the
+        factors of embeddings, is not loaded.
 
         Args:
             filepath: the folder.
