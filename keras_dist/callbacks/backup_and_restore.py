@@ -4,6 +4,8 @@ SIGTERM is handled only while a callback has `on_train_interrupt`, or in a job o
 swallows signals without saving is worse than none.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 

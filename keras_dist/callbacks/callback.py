@@ -1,5 +1,7 @@
 """`Callback`: the hooks that fit, evaluate and predict call. `LambdaCallback`: a callback made of functions."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 

@@ -1,5 +1,7 @@
 """`CallbackList`: several callbacks called as one, in order."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import inspect

@@ -1,5 +1,7 @@
 """`EarlyStopping`, and the base of callbacks that monitor one value of the logs."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,7 @@
 """The logs of every epoch: `History` keeps them, `CSVLogger` writes them to a file."""
 
+from __future__ import annotations
+
 import csv
 import io
 import os

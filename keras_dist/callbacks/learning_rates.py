@@ -1,5 +1,7 @@
 """`LearningRateScheduler` and `ReduceLROnPlateau`: set the learning rate between epochs."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

@@ -4,6 +4,8 @@ Saves after some time follow the clock of the first process, which reads it at s
 clocks differ, and asking at each step would make all processes wait.
 """
 
+from __future__ import annotations
+
 import contextlib
 import datetime
 import math

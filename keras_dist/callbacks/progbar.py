@@ -1,5 +1,7 @@
 """`Progbar`: a progress bar for custom loops. `ProgbarLogger`: the same bar in `fit`, with loss and metrics."""
 
+from __future__ import annotations
+
 import logging
 import sys
 import time

@@ -1,5 +1,7 @@
 """`SwapEMAWeights`: evaluates, and saves, averages of the weights."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs

@@ -1,5 +1,7 @@
 """`TensorBoard`: logs, weights, the layout table and a profile, for TensorBoard."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import time

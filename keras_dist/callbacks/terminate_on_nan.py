@@ -1,5 +1,7 @@
 """`TerminateOnNaN`: ends training when the loss is not finite."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math

@@ -4,6 +4,8 @@ The model makes the plan: callbacks do not import the planner. Utilization is th
 multiplications at the peak of the chip, divided by the measured time of a step.
 """
 
+from __future__ import annotations
+
 import math
 import sys
 from typing import Any

@@ -4,6 +4,8 @@ Trackers differ in a few calls, which are one small class each, here or of the u
 only then is it known whether the training resumes, so that its run continues.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import json

@@ -1,5 +1,7 @@
 """Conversion of losses from and to names and configs."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Mapping
 from typing import Any

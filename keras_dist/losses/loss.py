@@ -2,6 +2,8 @@
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast

@@ -1,5 +1,7 @@
 """Losses of overlapping regions: Dice and Tversky."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import jax

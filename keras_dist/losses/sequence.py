@@ -2,6 +2,8 @@
 
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 
+from __future__ import annotations
+
 import jax
 import jax.numpy as jnp
 import optax

@@ -2,6 +2,8 @@
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
 
+from __future__ import annotations
+
 from typing import Any, TypeGuard, overload
 
 import jax

@@ -8,6 +8,8 @@ so that devices exchange one number for each token, and one gradient of the inpu
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from typing import Any

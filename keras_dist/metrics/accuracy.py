@@ -1,5 +1,7 @@
 """Accuracies: fractions of correct predictions."""
 
+from __future__ import annotations
+
 import jax
 import jax.numpy as jnp
 

@@ -2,6 +2,8 @@
 
 # pyright: reportUnknownVariableType=false
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,6 +7,8 @@ reads. Totals are float32: adding a batch rounds by one part in 2**24, so that a
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
+from __future__ import annotations
+
 import contextlib
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence

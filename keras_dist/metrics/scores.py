@@ -2,6 +2,8 @@
 
 # pyright: reportUnknownMemberType=false
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import jax

@@ -1,5 +1,7 @@
 """`CompileMethods`: the arguments of `Model.compile`, and the optimizers and steps that follow from them."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

@@ -1,5 +1,7 @@
 """`load_model` and `model_from_json`: models from the files and JSON of `model.save` and `model.to_json`."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import json

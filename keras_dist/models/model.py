@@ -1,5 +1,7 @@
 """`Model`: layers that are trained together on the mesh of a distribution."""
 
+from __future__ import annotations
+
 import functools
 import sys
 from collections.abc import Callable, Sequence

@@ -4,6 +4,8 @@ The arrays of a Keras model stay on the host from `from_keras` on and change onl
 be whole, beside their shards.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence

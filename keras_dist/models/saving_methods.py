@@ -1,5 +1,7 @@
 """`SavingMethods`: configs, files, exported programs and copies of a model."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os

@@ -1,5 +1,7 @@
 """`Sequential`: a stack of layers."""
 
+from __future__ import annotations
+
 import dataclasses
 import inspect
 from collections.abc import Iterable, Mapping, Sequence

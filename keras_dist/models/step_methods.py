@@ -1,5 +1,7 @@
 """`StepMethods`: Keras's methods of a model for single steps, and access to its runtime."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any

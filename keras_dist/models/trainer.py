@@ -1,5 +1,7 @@
 """`Trainer`: the methods of a model that train, evaluate and predict."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from typing import Any
 

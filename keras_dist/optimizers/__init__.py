@@ -5,6 +5,8 @@ The learning rate can be read and set between steps without recompilation.
 Source: names, arguments and defaults as in `keras.optimizers`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 

@@ -1,5 +1,7 @@
 """Adam and its variants: AdamW, Adamax, Nadam, Lamb, Schedule-Free AdamW."""
 
+from __future__ import annotations
+
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 import jax

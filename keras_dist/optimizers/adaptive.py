@@ -1,5 +1,7 @@
 """Optimizers with a rate for each weight: Adagrad, Adadelta, RMSprop, Adafactor and FTRL."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Unpack
 

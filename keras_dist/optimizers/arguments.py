@@ -5,6 +5,8 @@ nothing in the step. The rate of a plain optax chain is read from `optax.inject_
 keeps schedules in closures only.
 """
 
+from __future__ import annotations
+
 import inspect
 import re
 from collections.abc import Callable, Iterable

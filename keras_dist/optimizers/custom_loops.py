@@ -1,5 +1,7 @@
 """Steps of an optimizer on lists of arrays, in custom training loops and in the steps of a model."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -5,6 +5,8 @@ needs 17.8 GiB beside them, and does not fit; in order it needs 9.5 GiB, all tha
 An optimizer updates all parameters in one call, so its equations are evaluated in another order than it wrote them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,5 +1,7 @@
 """`LossScaleOptimizer`: dynamic scaling of the loss for float16."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 

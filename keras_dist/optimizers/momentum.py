@@ -1,5 +1,7 @@
 """Gradient descent with momentum: SGD, its signs (Lion), and orthogonal steps of matrices (Muon)."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
 

@@ -1,5 +1,7 @@
 """`MultiOptimizer`: an optimizer for each variable, by its path."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
 from typing import Any, NamedTuple

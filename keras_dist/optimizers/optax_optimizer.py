@@ -1,5 +1,7 @@
 """`OptaxOptimizer`: an optax transformation as the optimizer of a model; accumulation of gradients over batches."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 

@@ -5,6 +5,8 @@ gradients are weighted by the divisor of each loss, so that the update is that o
 uneven; `optax.MultiSteps` has no weights.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple

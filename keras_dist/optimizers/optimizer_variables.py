@@ -1,5 +1,7 @@
 """`OptimizerVariables`: the variables and the learning rate of an optimizer. `ModelState`: variables in a model."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import gc

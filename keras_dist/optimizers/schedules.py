@@ -5,6 +5,8 @@ Source: names, arguments and defaults as in `keras.optimizers.schedules`.
 
 # pyright: reportUnknownMemberType=false
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Accumulators: values found in each batch are summed on the device, and read on the host when somebody wants them."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping

@@ -4,6 +4,8 @@ The last, partial batch is not constrained where the mesh does not divide it: wi
 wrong gradients of convolutions.
 """
 
+from __future__ import annotations
+
 import contextlib
 import contextvars
 import dataclasses

@@ -4,6 +4,8 @@ The modules of the user stay as they are. A kernel has the value with the update
 `nnx.scan`, `nnx.vmap` and `nnx.remat` inside of it see the shapes that they know.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -5,6 +5,8 @@ one for each 256 KiB, to pay for the transfer. Rows are flat, which XLA gathers 
 all CPU devices of a process use.
 """
 
+from __future__ import annotations
+
 import jax
 
 from keras_dist.data.adapters import Source

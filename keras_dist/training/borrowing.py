@@ -1,5 +1,7 @@
 """`BorrowedArrays`: the arrays of a model's variables, borrowed for training and returned."""
 
+from __future__ import annotations
+
 import contextlib
 import threading
 import weakref
@@ -51,7 +53,7 @@ class BorrowedArrays(Keeper):
         self.state_plan = self._plan_of_state({})
         self._begin(place_copy(np.zeros((), np.int32), self.state_plan.shardings.step))
 
-    def name_of(self, other: "BorrowedArrays") -> str:
+    def name_of(self, other: BorrowedArrays) -> str:
         """Return the name of another model, which may be the same as of this one."""
         return other.owner if other.owner != self.owner else f"another {self.owner}"
 

@@ -1,5 +1,7 @@
 """`BuiltModel`: the state and the compiled steps of a model whose weights exist."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence

@@ -1,5 +1,7 @@
 """`BuiltModule`: the module of a model whose weights exist, with its variables and calls."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

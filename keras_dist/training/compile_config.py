@@ -1,5 +1,7 @@
 """`CompileConfig`: the arguments of `compile`, checked and with names resolved."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -1,5 +1,7 @@
 """`ModelMetrics`: the metric objects of a compiled model, with their last values."""
 
+from __future__ import annotations
+
 import contextlib
 import contextvars
 from collections.abc import Mapping

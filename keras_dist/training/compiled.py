@@ -5,6 +5,8 @@ start, and XLA works without Python's lock. Each shape of batch is compiled; add
 rows are mixed (BatchNorm), so only the user can want them.
 """
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import dataclasses

@@ -1,5 +1,7 @@
 """`check_equivalence`: compare a model on several distributions."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -6,6 +6,8 @@ one program serves any number. XLA on GPUs asks the host after each turn, about 
 avoids that.
 """
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import functools

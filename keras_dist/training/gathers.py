@@ -6,6 +6,8 @@ traced, and its jaxpr evaluated with each fully sharded weight constrained in th
 raw arrays. Unlike a `custom_vjp`, constraints can be differentiated twice and forwards.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Self

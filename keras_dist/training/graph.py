@@ -6,6 +6,8 @@ attribute. A submodule that activation rules name gets a subclass whose call con
 and a rule without effect would be silent.
 """
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import functools

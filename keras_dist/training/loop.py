@@ -9,6 +9,8 @@ between steps; the second one is raised at once, except from dispatch to storing
 dispatched, so the second ends a compilation.
 """
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import functools

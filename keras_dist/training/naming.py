@@ -8,6 +8,8 @@ Setting `trainable` sets all layers inside, so the innermost layer around a weig
 Steps keep the flags of `compile`; reports and eager calls read them anew.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 from collections import Counter

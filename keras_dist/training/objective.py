@@ -1,5 +1,7 @@
 """`Objective`: losses and metrics of the outputs of a model; values that `compile(report=...)` logs beside them."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any

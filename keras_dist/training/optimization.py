@@ -1,5 +1,7 @@
 """The training state, and the optimizers of a model by name, each with its variables."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools

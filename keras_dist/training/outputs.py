@@ -5,6 +5,8 @@ last kernel instead. Outputs without rows are stacked over batches, also where t
 does not depend on the number of batches.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any

@@ -5,6 +5,8 @@ the loop gives all callbacks their states after that and begins at the cursor, s
 matter.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping

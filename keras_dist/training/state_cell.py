@@ -4,6 +4,8 @@ The state between steps is a flat list: flattening and building trees cost 15 us
 raise, because both would donate the same buffers; readers take a lock around dispatch.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 

@@ -5,6 +5,8 @@ is exact for every module and loss, also for foreign BatchNorm, and costs one pr
 the layout of the parameter and then that of its slots: Shardy otherwise gathers Adam's arrays of replicated biases.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools

@@ -4,6 +4,8 @@
 Both are pure functions of arrays and run in the same programs.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """`StepRunner`: fit, evaluate and predict for one model, from batches to logs."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools

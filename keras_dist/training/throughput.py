@@ -4,6 +4,8 @@ Devices count tokens and rows, and the host divides by the wall time of the epoc
 counts anew: the seconds of another process are not known.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import time
 from collections.abc import Iterable, Mapping

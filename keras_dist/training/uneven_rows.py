@@ -4,6 +4,8 @@ Weights of 0 for padded rows would need losses by row and would change divisors.
 of the module alone and cut off its outputs, and losses and metrics of any kind stay exact.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Any

@@ -13,9 +13,17 @@ def collectives_of(lowered):
 
 def collectives_in(program):
     """The same of a program that is compiled."""
+    found, left = {}, [parse_program(program.as_text()).entry]
+    while left:
+        computation = left.pop()
+        found[id(computation)] = computation
+        called = [
+            each for line in computation.instructions.values() for parts in line.called.values() for each in parts
+        ]
+        left += [each for each in called if id(each) not in found]
     return [
         (instruction.opcode.removesuffix("-start"), [shape for _, shape in arrays_of(instruction.result)])
-        for computation in parse_program(program.as_text()).computations.values()
+        for computation in found.values()
         for instruction in computation.instructions.values()
         if instruction.opcode.removesuffix("-start") in KINDS
     ]
