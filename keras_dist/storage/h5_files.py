@@ -79,7 +79,10 @@ class H5Reader:
     def lacks_checksums(self, names: Iterable[str]) -> bool:
         """Whether damage would go undetected, because another program wrote the file."""
         del names  # a file has checksums of all arrays or of none
-        return not self._is_checked and not any(CHECKSUMS in array.attrs for array in self._arrays.values())
+        try:
+            return not self._is_checked and not any(CHECKSUMS in array.attrs for array in self._arrays.values())
+        except Exception as error:  # h5py raises many kinds of errors for damaged files
+            raise self.damaged(cause(error)) from error
 
     def check(self, names: Iterable[str] = ()) -> None:
         """Compare all arrays with their checksums, in small chunks; `names` is ignored."""

@@ -110,6 +110,21 @@ def test_a_flipped_bit_anywhere_changes_no_weight_unsaid(kind, model, other, tmp
         flip(file, place, bit)
 
 
+@pytest.mark.parametrize("bit", range(8))
+def test_a_damaged_header_of_a_checksum_is_refused(bit, model, other, tmp_path):
+    (file,) = written(model, tmp_path / "m.weights.h5")
+    first = file.read_bytes().index(b"keras_dist_crc32c")
+    for place in range(first - 12, first):  # version and sizes of the attribute stand before its name
+        flip(file, place, bit)
+        try:
+            other.load_weights(file)
+        except KerasDistError:
+            pass
+        else:
+            np.testing.assert_equal(other.get_weights(), model.get_weights())
+        flip(file, place, bit)
+
+
 def test_the_zip_of_keras_is_compared_too(keras, tmp_path):
     path = tmp_path / "theirs.keras"
     theirs = network(keras)
