@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from keras_dist.data import mix
+from keras_dist.data.lookup import LookupSource
 from keras_dist.errors import DataError
+from tests.data.rows import source_of
 
 A, B = list(range(10)), list(range(100, 170))
 
@@ -66,6 +68,14 @@ def test_fractions_are_exact(weights, pattern):
     for start in range(0, len(names) - len(pattern), len(pattern)):
         assert Counter(names[start : start + len(pattern)]) == period
     assert names[: len(pattern)] == names[len(pattern) : 2 * len(pattern)]
+
+
+def test_fit_takes_examples_of_any_kind():
+    xy = [(np.full(3, number, "f4"), number) for number in range(6)]
+    source = source_of(mix({"a": xy, "b": grain.MapDataset.source(xy)}))
+    assert type(source) is LookupSource and source.length == 12
+    (batch,) = source.batches(12, 1)
+    np.testing.assert_array_equal(batch.arrays[0][:, 0], batch.arrays[1])
 
 
 class Counted:

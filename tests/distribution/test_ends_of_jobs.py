@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
 import time
 
@@ -12,6 +13,7 @@ import pytest
 from keras_dist.distribution.jobs import heartbeat
 from tests.forks import Python
 from tests.processes import environment, free_address
+from tests.soak import ROUNDS
 
 pytestmark = pytest.mark.multiprocess
 
@@ -63,6 +65,7 @@ def test_the_others_end_within_ten_seconds_and_say_why(tmp_path, how):
         assert "process 1 of 2 has died or hangs: silent for" in line and "nothing is saved" in line
 
 
+@pytest.mark.soak
 def test_a_hang_ends_all_with_the_stacks_of_each(tmp_path):
     address = free_address()
     folder = tmp_path / "backup"
@@ -140,6 +143,8 @@ class Differs(kd.callbacks.Callback):
             self.model.optimizer.learning_rate = 0.5
 
 lengths = [8] * 6
+if index == "1" and how == "fewer":
+    lengths = [8] * 3
 if index == "1" and how == "another length":
     lengths[3] = 4
 model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
@@ -155,6 +160,7 @@ model.evaluate(batches(8), verbose=0)
         ("stops", "the end of fit"),
         ("sets", "setting variable 'sgd/learning_rate'"),
         ("another length", "the compilation of the train step"),
+        *[("fewer", "the end of fit")][:ROUNDS],  # which ends as where a callback stops it
     ],
 )
 def test_processes_that_do_different_things_end_and_say_which(how, act):
@@ -164,3 +170,110 @@ def test_processes_that_do_different_things_end_and_say_which(how, act):
     for index, (code, _, errors) in enumerate([job.outcome(60) for job in jobs]):
         assert code == 1
         assert f"keras_dist: process {index} ends, because {differ} same calls in all processes" in errors
+
+
+TOLD = """
+import os, signal, sys
+import numpy as np
+import keras_dist as kd
+
+address, index, who, number, use = sys.argv[1:]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let programs in the background ignore it
+kd.initialize(address, 2, int(index))
+kd.set_distribution(kd.DataParallel())
+
+class Tell(kd.callbacks.Callback):
+    steps = 0
+
+    def count(self, batch, logs=None):
+        Tell.steps += 1
+        if Tell.steps == 5 and index == who:
+            os.kill(os.getpid(), int(number))
+
+    on_train_batch_end = on_test_batch_end = on_predict_batch_end = count
+
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", "mse")
+x, y = np.ones((800_000, 3), "f4"), np.ones((800_000, 1), "f4")
+try:
+    if use == "fit":
+        model.fit(x, y, 8, verbose=0, callbacks=[Tell()])
+    elif use == "evaluate":
+        model.evaluate(x, y, 8, verbose=0, callbacks=[Tell()])
+    elif use == "predict":
+        model.predict(x, 8, verbose=0, callbacks=[Tell()])
+    else:
+        for batch in range(100_000):
+            model.train_on_batch(x[:8], y[:8])
+            Tell().count(batch)
+finally:
+    print("steps", Tell.steps)
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "number", "codes"),
+    [
+        ("fit", signal.SIGTERM, (143, 143)),
+        ("evaluate", signal.SIGINT, (143, -signal.SIGINT)),
+        *[("predict", signal.SIGTERM, (143, 143)), ("train_on_batch", signal.SIGTERM, (143, 143))][: 2 * ROUNDS],
+    ],
+)
+def test_a_signal_to_one_ends_all_after_the_same_step(use, number, codes):
+    address = free_address()
+    jobs = [Python("-c", TOLD, address, index, 1, int(number), use, env=environment(1)) for index in range(2)]
+    outcomes = [job.outcome(90) for job in jobs]
+    assert tuple(code for code, _, _ in outcomes) == codes, outcomes
+    (steps,) = {output.splitlines()[-1] for _, output, _ in outcomes}
+    assert 5 <= int(steps.removeprefix("steps ")) < 100_000
+
+
+ANYWHERE = """
+import os, sys, threading, time
+import numpy as np
+import keras_dist as kd
+
+address, index, processes, folder, who, how, when = sys.argv[1:]
+
+def end():
+    time.sleep(float(when))
+    print(time.time(), flush=True)
+    os.kill(os.getpid(), int(how))
+
+kd.initialize(address, int(processes), int(index))
+if index == who:
+    threading.Thread(target=end, daemon=True).start()
+kd.set_distribution(kd.DataParallel())
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", "mse")
+x, y = np.ones((160, 3)), np.ones((160, 1))
+while True:
+    model.fit(x, y, 16, 2, verbose=0, callbacks=[kd.callbacks.BackupAndRestore(f"{folder}/backup", save_freq=5)])
+    model.evaluate(x, y, 16, verbose=0)
+    model.predict(x, 16, verbose=0)
+    model.save(f"{folder}/model", overwrite=True)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("trial", range(max(1, 2 * ROUNDS)))
+def test_whatever_the_others_do_they_end(tmp_path, trial):
+    numbers = random.Random(trial)
+    processes, how = numbers.choice([2, 3]), numbers.choice([signal.SIGKILL, signal.SIGSTOP])
+    who, when = numbers.randrange(processes), numbers.uniform(0, 15)
+    address = free_address()
+    jobs = [
+        Python("-c", ANYWHERE, address, index, processes, tmp_path, who, int(how), when, env=environment(1))
+        for index in range(processes)
+    ]
+    try:
+        for code, _, errors in [job.outcome(90) for index, job in enumerate(jobs) if index != who]:
+            ended = time.time()
+            last = errors.splitlines()[-1]
+            assert f"process {who} of {processes} has died or hangs: silent for" in last
+            assert code == (heartbeat.EXIT_RESTART if "start the job again" in last else 1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # one that was stopped
+            os.kill(jobs[who].pid, signal.SIGKILL)
+    _, output, _ = jobs[who].outcome(10)
+    assert ended - json.loads(output.splitlines()[-1]) < 10

@@ -50,6 +50,22 @@ def test_losses_and_weights_are_equal_bit_for_bit(strategy):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
+def averaged():
+    return optimizers.SGD(0.01, momentum=0.9, global_clipnorm=0.5, use_ema=True, gradient_accumulation_steps=2)
+
+
+@pytest.mark.slow
+def test_averages_and_accumulated_gradients_too():
+    options = {"report": ["gradient_norm"], "steps_per_execution": 1}
+    plain, model = (made("data", memory, averaged(), **options) for memory in (None, "pinned_host"))
+    swap = [kd.callbacks.SwapEMAWeights(swap_on_epoch=True)]
+    before, after = fitted(plain), fitted(model, callbacks=swap)
+    assert {name: after[name] for name in ("loss", "gradient_norm")} == {
+        name: before[name] for name in ("loss", "gradient_norm")
+    }
+    assert are_equal(plain, model) and {*kinds(model)} == {"pinned_host"}
+
+
 class KerasStep(kd.Sequential):
     """Trains by Keras's protocol."""
 
