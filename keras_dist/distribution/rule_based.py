@@ -31,7 +31,6 @@ class RuleBased(Distribution):
         axis_names: AxisNames | None,
         sequence_axis: str | None = None,
     ) -> None:
-        auto_shard_dataset = check_flag("auto_shard_dataset", auto_shard_dataset, DistributionError)
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
         self.layout_map = layout_map  # pyright: ignore[reportIncompatibleVariableOverride]: here there is always one
         self.axis_names = _check_axis_names(axis_names, device_mesh)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 
-from keras_dist._support.arguments import argument_error, is_keras_object
+from keras_dist._support.arguments import argument_error, check_flag, is_keras_object
 from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import PyTree, PyTreeDef
 from keras_dist._unstable.flax_internals import state_of
@@ -85,7 +85,7 @@ class Distribution:
         self._batch_dim_name: str | tuple[str, ...] | None = None
         if batch_dim_name is not None:
             self._batch_dim_name = resolve_axes("batch_dim_name", batch_dim_name, self._device_mesh)
-        self.auto_shard_dataset = auto_shard_dataset
+        self.auto_shard_dataset = check_flag("auto_shard_dataset", auto_shard_dataset, DistributionError)
         self._num_processes = job.process_count()
         self._process_id = job.process_index()
         self._is_multi_process = self._num_processes > 1
@@ -403,7 +403,7 @@ def resolve_axes(argument: str, value: Any, mesh: DeviceMesh) -> str | tuple[str
     unknown = [name for name in names if name not in mesh.axis_names]
     if unknown or not names or len(set(names)) != len(names):
         raise DistributionError(
-            f"`{argument}` must be one of {list(mesh.axis_names)}, or a tuple of them"
+            f"`{argument}` must be one of {list(mesh.axis_names)}, or a nonempty tuple of them"
             + "".join(did_you_mean(str(name), mesh.axis_names) for name in unknown),
             given=f"{argument}={value!r}, mesh {mesh.describe()}",
             fix=f"{argument}={nearest(str(cast('object', value)), mesh.axis_names) or mesh.axis_names[0]!r}",

@@ -10,8 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
+from keras_dist._support.arguments import is_int
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten, with_type
 
@@ -85,10 +84,20 @@ def arranged(structure: Structure, names: Sequence[str], value: PyTree) -> list[
 
 def is_structure(value: object, count: int) -> bool:
     """Whether a JSON value is the structure of `count` arrays."""
-    try:
-        return jax.tree.leaves(filled(value, range(count))) == [*range(count)]
-    except (AttributeError, LookupError, TypeError, ValueError):
-        return False
+    found: list[int] = []
+
+    def visit(node: object) -> bool:
+        if node is None or is_int(node):
+            found.extend([] if node is None else [node])
+            return True
+        if not isinstance(node, dict) or len(node) != 1:
+            return False
+        [(kind, inner)] = node.items()
+        if kind == "dict":
+            return isinstance(inner, dict) and all([visit(item) for item in inner.values()])
+        return kind in ("list", "tuple") and isinstance(inner, list) and all([visit(item) for item in inner])
+
+    return visit(value) and found == list(range(count))
 
 
 def _has_keys(structure: Structure, value: PyTree) -> bool:

@@ -64,6 +64,7 @@ class OptaxOptimizer(CustomLoops):
         self.gradient_accumulation_steps = gradient_accumulation_steps
 
     def init(self, params: PyTree) -> PyTree:
+        """Return the state before the first step."""
         slots = self.transformation.init(params)
         if self.gradient_accumulation_steps is None:
             return slots

@@ -66,7 +66,7 @@ class ObjectRegistry:
     example: str
     convert: Callable[[Any], Any]
     functions: bool = False
-    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    aliases: Mapping[str, str] | None = None
     spell: Callable[[str], str] = snake_case
     error: type[KerasDistError] = ModelError
 
@@ -81,7 +81,7 @@ class ObjectRegistry:
         exported = {name: getattr(package, name) for name in package.__all__}
         known = {name: found for name, found in exported.items() if self._counts(name, found)}
         spelled = {self.spell(found.__name__): found for found in known.values() if isinstance(found, type)}
-        return spelled | known | {alias: exported[name] for alias, name in self.aliases.items()}
+        return spelled | known | {alias: exported[name] for alias, name in (self.aliases or {}).items()}
 
     @functools.cached_property
     def _lower_case(self) -> dict[str, Any]:

@@ -166,7 +166,10 @@ class Objective:
                 name = prefix + metric.name
                 name = free_name(f"{prefix}weighted_{metric.name}", found) if name in found else name
                 found[name] = output.observation(metric, output.sample_weight)
-        check_free(found, losses)
+        if repeated := set(found) & set(losses):
+            given = f"the losses {', '.join(map(repr, losses))} and the metrics {', '.join(map(repr, found))}"
+            fix = "give the metric another name, or rename the value in the dict that the loss returns"
+            raise ModelError(f"two values would be logged as {min(repeated)!r}", given=given, fix=fix)
         in_order = dict(sorted(found.items())) if len(outputs.names) > 1 else found
         ordered = {name: losses[name] for name in names if name in losses}
         return {**self._in_means(ordered, batch, y_pred, mask), **in_order}

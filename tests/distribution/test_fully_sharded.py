@@ -72,13 +72,14 @@ def test_rng_and_counters_are_replicated() -> None:
     ("make", "words"),
     [
         (lambda mesh: kd.FullySharded("data=8"), "`device_mesh` must be a keras_dist.DeviceMesh"),  # type: ignore[arg-type]
-        (lambda mesh: kd.FullySharded(mesh, axis="dta"), "or a tuple of them \\(did you mean 'data'\\?\\)"),
+        (lambda mesh: kd.FullySharded(mesh, axis="dta"), "or a nonempty tuple of them \\(did you mean 'data'\\?\\)"),
         (lambda mesh: kd.FullySharded(mesh, axis=("data", "data")), "`axis` must be one of"),
         (lambda mesh: kd.FullySharded(), r"(?s)`device_mesh` must be .* for example DeviceMesh\("),
         (lambda mesh: kd.FullySharded(mesh, batch_dim_name="batch"), "`batch_dim_name` must be one of"),
-        (lambda mesh: kd.FullySharded(mesh, batch_dim_name=()), "`batch_dim_name` must be one of"),
+        (lambda mesh: kd.FullySharded(mesh, batch_dim_name=()), "`batch_dim_name` must be .* a nonempty tuple"),
         (lambda mesh: kd.FullySharded(mesh, strict="no"), "`strict` must be True or False"),  # type: ignore[arg-type]
         (lambda mesh: kd.FullySharded(mesh, auto_shard_dataset="no"), "`auto_shard_dataset` must be True or"),  # type: ignore
+        (lambda mesh: kd.DataParallel(mesh, auto_shard_dataset="no"), "`auto_shard_dataset` must be True or"),  # type: ignore
         (lambda mesh: kd.DataParallel(mesh, shard_optimizer="no"), "`shard_optimizer` must be True or"),  # type: ignore
         (lambda mesh: kd.ModelParallel(kd.LayoutMap(mesh), batch_dim_name=""), "`batch_dim_name` must be one of"),
         (lambda mesh: kd.FullySharded(mesh, rules={}), "`rules` must be a LayoutMap on mesh"),  # type: ignore

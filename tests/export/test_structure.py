@@ -59,7 +59,11 @@ def test_inputs_of_another_structure(structure, value, given):
 
 
 @pytest.mark.parametrize(
-    "value", [1, True, "x", [0], {"set": [0]}, {"list": 0}, {"dict": [0]}, {"list": [0, 0]}, {"list": [0], "dict": {}}]
+    "value",
+    [
+        *(1, True, False, "x", [0], {"set": [0]}, {"list": 0}, {"list": [False]}, {"list": [-1]}, {"dict": [0]}),
+        *({"list": [0, 0]}, {"list": [0], "dict": {}}),
+    ],
 )
 def test_what_is_no_structure(value):
     assert not is_structure(value, 1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import keras_dist as kd
 from keras_dist import saving
 from keras_dist.errors import ConfigError
 
@@ -93,3 +94,15 @@ def test_which_table_comes_first() -> None:
         assert saving.get_registered_object("it") is second
         assert saving.get_registered_object("it", {"it": first}) is first
     assert saving.get_registered_object("that", module_objects={"that": fourth}) is fourth
+
+
+def test_a_kind_without_aliases_has_the_names_of_its_package():
+    made = saving.ObjectRegistry(
+        "loss",
+        "keras_dist.losses",
+        kd.losses.Loss,
+        accepted="a name",
+        example="MeanSquaredError()",
+        convert=lambda x: x,
+    )
+    assert isinstance(made.get("mean_squared_error"), kd.losses.MeanSquaredError)

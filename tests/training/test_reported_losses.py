@@ -158,7 +158,11 @@ def test_compute_loss_of_a_model_with_metrics_logs_by_these() -> None:
 @pytest.mark.parametrize(
     ("loss", "metrics", "message"),
     [
-        (lambda y, p: (jnp.mean((y - p) ** 2), {"mse": 1.0}), ["mse"], "two values would be logged as 'mse'"),
+        (
+            lambda y, p: (jnp.mean((y - p) ** 2), {"mse": 1.0}),
+            ["mse"],
+            "the losses 'loss', 'mse' and the metrics 'mse'",
+        ),
         (lambda y, p: (jnp.mean((y - p) ** 2), {"loss": 1.0}), None, "two values would be logged as 'loss'"),
         (lambda y, p: ((y - p) ** 2, {"each": y[:, 0]}), None, r"jnp\.mean"),
         (lambda y, p: ((y - p) ** 2, {"text": "a"}), None, "must return scalars to log"),
