@@ -64,7 +64,9 @@ def as_rows(inputs: Any, layer: str, encoding: str = "utf-8") -> Any:
     given: Any = inputs.numpy() if hasattr(inputs, "numpy") else inputs
     array: Any = np.asarray(given) if hasattr(given, "shape") else None
     if array is None:
-        first = next(iter(jax.tree.leaves(inputs)), None)
+        first: Any = inputs
+        while isinstance(first, list | tuple) and first:
+            first = first[0]
         try:
             array = np.array(inputs, dtype=object if isinstance(first, str | bytes) else None)
         except ValueError:

@@ -81,7 +81,7 @@ def norm(
 
 @operation
 def qr(x: ArrayLike, mode: str = "reduced") -> tuple[jax.Array, jax.Array]:
-    """Return the QR decomposition `(q, r)` of matrices (..., m, n); q has min(m, n) columns, or m if `"complete"`."""
+    """Return the QR decomposition `(q, r)` of matrices (..., m, n); q has min(m, n) columns, in mode `"complete"` m."""
     chosen = check_option("mode", mode, ("reduced", "complete"))
     q, r = jnp.linalg.qr(_matrices("qr", x), mode=chosen)
     return q, r

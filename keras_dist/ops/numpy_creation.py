@@ -143,7 +143,10 @@ def logspace(
     dtype: DTypeLike | None = None,
     axis: int = 0,
 ) -> jax.Array:
-    """Return `num` numbers from `base ** start` to `base ** stop`, evenly spaced on a logarithmic scale."""
+    """Return `num` numbers from `base ** start` to `base ** stop`, evenly spaced on a logarithmic scale.
+
+    Other arguments as in `linspace`.
+    """
     return jnp.logspace(as_array(start), as_array(stop), num, endpoint, base, arguments.element_type(dtype), axis)
 
 
@@ -156,7 +159,10 @@ def geomspace(
     dtype: DTypeLike | None = None,
     axis: int = 0,
 ) -> jax.Array:
-    """Return `num` numbers from `start` to `stop` in geometric progression."""
+    """Return `num` numbers from `start` to `stop` in geometric progression.
+
+    Other arguments as in `linspace`.
+    """
     return jnp.geomspace(as_array(start), as_array(stop), num, endpoint, arguments.element_type(dtype), axis)
 
 

@@ -96,7 +96,10 @@ def reshape(x: ArrayLike, newshape: int | Sequence[int]) -> jax.Array:
 
 @operation
 def roll(x: ArrayLike, shift: ArrayLike | Sequence[int], axis: Axes = None) -> jax.Array:
-    """Shift elements cyclically along the dims `axis`; None rolls the flattened array, and restores its shape."""
+    """Shift elements cyclically along the dims `axis`; None rolls the flattened array, and restores its shape.
+
+    Several dims take as many shifts, or one for all.
+    """
     return jnp.roll(as_array(x), arguments.static(shift), arguments.axes(axis))
 
 
@@ -283,7 +286,9 @@ def argpartition(x: ArrayLike, kth: int, axis: int | None = -1) -> jax.Array:
 
 @operation
 def searchsorted(sorted_sequence: ArrayLike, values: ArrayLike, side: str = "left") -> jax.Array:
-    """Return the indices at which `values` would be inserted into an ascending vector, before or after equal ones.
+    """Return the indices at which `values` would be inserted into an ascending vector.
+
+    Before equal elements with `side="left"`, after them with `"right"`.
 
     Raises:
         ModelError: `sorted_sequence` is not a vector.

@@ -288,7 +288,7 @@ class AutoParallel(Distribution):
 
 
 def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Leave out candidates with the step time and the exchanged bytes of an earlier one: their programs are alike."""
+    """Leave out candidates with the time, exchanged bytes and memory of an earlier one: their programs are alike."""
     found: list[Candidate] = []
     for each in candidates:
         if not any(_is_alike(each, other) for other in found):
@@ -297,8 +297,9 @@ def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _is_alike(one: Candidate, other: Candidate) -> bool:
-    figures = zip((one.step_seconds, one.moved_nbytes), (other.step_seconds, other.moved_nbytes), strict=True)
-    return all(math.isclose(*pair, rel_tol=_EQUAL / 2) for pair in figures)
+    first, second = ((each.step_seconds, each.moved_nbytes, each.nbytes) for each in (one, other))
+    are_close = all(math.isclose(*pair, rel_tol=_EQUAL / 2) for pair in zip(first, second, strict=True))
+    return are_close and one.remat == other.remat
 
 
 def _existing(mesh: DeviceMesh) -> list[Device]:

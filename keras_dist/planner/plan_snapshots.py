@@ -141,6 +141,7 @@ def read_file(
     missing: PlanError | None = None,
 ) -> T:
     """Return the validated content of a file of this kind, in JSON; raise `missing` if it does not exist."""
+    cause = None
     try:
         with open_regular(file, follow_links=True) as stream:
             text = stream.read(most_bytes + 1)
@@ -150,11 +151,11 @@ def read_file(
     except OSError as error:
         if missing is not None and isinstance(error, FileNotFoundError):
             raise missing from None
-        why = str(error.strerror or error)
+        cause, why = error, str(error.strerror or error)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         why = ": ".join(filter(None, ("/".join(map(str, first["loc"])), first["msg"])))
-    raise PlanFileError(f"{str(file)!r} is not {kind}, or is damaged", given=why, fix=fix)
+    raise PlanFileError(f"{str(file)!r} is not {kind}, or is damaged", given=why, fix=fix) from cause
 
 
 def _differences(kept: _Snapshot, now: _Snapshot) -> list[str]:

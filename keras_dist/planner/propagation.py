@@ -270,8 +270,10 @@ class _Costs:
         self._walk(main, _Around())
 
     def _walk(self, block: Any, around: _Around) -> None:
+        outside, self._reduced = self._reduced, {}  # a sum in a loop does not join exchanges before it
         for operation in block.operations:
             self._add(operation.operation, around)
+        self._reduced = outside
 
     def _add(self, operation: Any, around: _Around) -> None:
         """Add the costs of an operation."""

@@ -166,8 +166,9 @@ def test_other_files_are_told(report, tmp_path, monkeypatch):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for place in (tmp_path, pipe):
-        with pytest.raises(PlanFileError):
+        with pytest.raises(PlanFileError) as caught:
             assert_plan(report, place)
+        assert isinstance(caught.value.__cause__, OSError)
     monkeypatch.setattr("keras_dist.planner.plan_snapshots._MOST_BYTES", 100)
     large = tmp_path / "large.json"
     assert_plan(report, large, update=True)

@@ -418,6 +418,8 @@ class IntegerLookup(IndexLookup):
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
+        if "encoding" in kwargs:
+            raise self._unknown_arguments(kwargs)
         tokens = (max_tokens, num_oov_indices, mask_token, oov_token, vocabulary, idf_weights)
         encoding = (invert, output_mode, pad_to_max_tokens, sparse, "utf-8")
         super().__init__(*tokens, *encoding, name, salt, oov_method=oov_method, **kwargs)

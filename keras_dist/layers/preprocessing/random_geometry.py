@@ -56,6 +56,7 @@ class WarpLayer(RandomImageLayer):
     def __init__(
         self,
         fill_mode: str,
+        /,  # not every layer takes it by name
         interpolation: str,
         seed: int | None,
         fill_value: float,

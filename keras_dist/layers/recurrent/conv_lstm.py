@@ -179,7 +179,8 @@ class ConvLSTM2D(ConvLSTM):
     Shi et al. 2015, arXiv:1506.04214, without peephole connections. Paths of weights are `conv_lstm_cell/kernel` etc.
 
     Args:
-        filters, kernel_size, strides, padding, dilation_rate, use_bias: as in `Conv2D`, over the inputs.
+        filters, kernel_size, strides, dilation_rate, use_bias: as in `Conv2D`, over the inputs.
+        padding: `"valid"` for no padding of the inputs, `"same"` for zero padding.
         data_format: `"channels_last"`, the default, for inputs (batch, time, spatial dims, channels); or
             `"channels_first"` for inputs (batch, time, channels, spatial dims).
         activation, recurrent_activation: as in `GRUCell`.
