@@ -336,6 +336,13 @@ def test_compiled_candidates_are_different_programs(monkeypatch):
     assert found.best.step_seconds == 1.4, "the fastest of those that were compiled"
 
 
+def test_candidates_of_other_memory_or_remat_are_other_programs():
+    one = Candidate({"data": 8}, {"batch": "data"}, False, 1.0, 10, 10, 5)
+    others = [dataclasses.replace(one, **change) for change in ({"state_nbytes": 12}, {"remat": "blocks"})]
+    alike = dataclasses.replace(one, rules={"batch": "data", "vocab": "model"}, doubts=3)
+    assert auto_module._distinct([one, alike, *others]) == [one, *others]
+
+
 @pytest.mark.multiprocess
 def test_the_best_are_compiled_for_a_target(monkeypatch):
     monkeypatch.setattr(auto_module, "_MOST_COMPILED", 2)
