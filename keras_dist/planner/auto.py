@@ -49,7 +49,7 @@ from keras_dist.planner.verdict import judge
 _MOST_COMPILED = 3
 
 _EQUAL = 0.02
-"""Step times that differ by less count as equal: those of compiled programs differ from the propagated ones by more."""
+"""Step times that differ by less count as equal: compiled ones differ from propagated ones by more."""
 
 
 @register_strategy("auto")
