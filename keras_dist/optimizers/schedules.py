@@ -25,6 +25,9 @@ from keras_dist.saving.serialization import serialize_keras_object
 class LearningRateSchedule(Configurable):
     """A rate for each step. Subclasses define `__call__` with `jax.numpy`: the step is traced.
 
+    With `gradient_accumulation_steps=n` a schedule counts batches, while `optimizer.iterations` counts updates, as in
+    Keras: multiply its numbers of steps by `n`. Schedules inside an optax transformation count updates.
+
     Example:
         >>> from keras_dist import optimizers
         >>> class Reciprocal(optimizers.schedules.LearningRateSchedule):

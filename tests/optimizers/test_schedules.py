@@ -146,3 +146,11 @@ def test_a_schedule_that_asks_for_the_value_of_a_traced_step_is_told_how_to_go_w
     with pytest.raises(errors.ModelError, match="`step`, which is traced") as caught:
         jax.jit(optimizer.init)(jnp.ones(()))
     assert "jnp.where" in caught.value.fix
+
+
+def test_schedules_count_batches_and_iterations_count_updates():
+    model = kd.Sequential([kd.Input((2,)), kd.layers.Dense(1)])
+    model.compile(optimizers.SGD(lambda step: 1e-3 * (step + 1), gradient_accumulation_steps=2), "mse")
+    model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=2, verbose=0)
+    assert int(model.optimizer.iterations) == 2
+    assert float(model.optimizer.learning_rate) == pytest.approx(5e-3)
