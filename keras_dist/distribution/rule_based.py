@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
+from keras_dist._support import dim_names
 from keras_dist._support.arguments import argument_error, check_flag
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
@@ -99,7 +100,7 @@ class RuleBased(Distribution):
         own = getattr(variable, "own", None)
         if own is not None:
             return own.resolve(self.device_mesh, self.axis_names)
-        names = getattr(variable, "dim_names", ())
+        names = dim_names.for_rules(getattr(variable, "dim_names", ()))
         if not self.axis_names.keys().isdisjoint(names):
             axes: list[Any] = [None if name is None else self.axis_names.get(name) for name in names]
             return TensorLayout(axes, self.device_mesh).because(f"axis_names of {', '.join(filter(None, names))}")

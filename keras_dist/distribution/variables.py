@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from keras_dist._support import tree_paths
+from keras_dist._support import dim_names, tree_paths
 from keras_dist._support.types import DTypeLike, PyTree, PyTreeDef
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.flax_internals import (
@@ -53,7 +53,7 @@ class VariableSpec:
             rank.
         keras_path: path of the variable in Keras, where it differs from `path`.
         is_frozen: whether it is a parameter that no gradient trains, because adapters do.
-        dim_names: names that the layer gives to dims, for `planner.dim_classes`; empty for most layers.
+        dim_names: names that the layer gives to dims, see `_support.dim_names`; empty if it gives none.
     """
 
     path: str
@@ -104,8 +104,7 @@ def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tupl
         role = _role(variables.get(tuple(key_path[:-1])), shape, dtype, collection, is_nnx_state(tree))
         metadata = metadata_of(owner)
         is_frozen = bool(metadata.get("is_frozen"))
-        names = metadata.get("dim_names", ())
-        names = (*[None] * (len(shape) - len(names)), *names) if names else ()  # of a stack: the last dims
+        names = dim_names.of_slice(metadata.get("dim_names", ()), len(shape))
         noted: dict[str, Any] = {"is_frozen": is_frozen, "dim_names": names}
         specs.append(VariableSpec(path, shape, dtype, role, own=_own_layout(path, owner), **noted))
         if factor_of := metadata.get("factor_of"):  # the name of a weight beside it, or "/" and a path

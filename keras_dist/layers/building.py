@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, ParamSpec
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist import constraints, initializers, random, regularizers
+from keras_dist._support import dim_names as dims
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import DTypeLike, PyTree, Shape
@@ -212,6 +213,7 @@ class Building:
         name: str | None = None,
         *,
         layout: Layout = None,
+        dim_names: Sequence[str | None] | None = None,
     ) -> Variable:
         """Create a weight. Assign it to an attribute: `self.kernel = self.add_weight(...)`.
 
@@ -228,6 +230,9 @@ class Building:
             overwrite_with_gradient: unused.
             name: by default the name of the attribute.
             layout: a `TensorLayout`, or mesh axes of the dims; layout rules take precedence.
+            dim_names: a name for each dim, or None: `"inputs"` and `"outputs"` of a matrix, a leading `"experts"`,
+                whose slices are initialized, regularized, constrained and updated as weights of their own, or a name
+                for `axis_names`.
 
         Raises:
             ModelError: the shape is invalid, the initializer returns another one, or a layer's `call` is running.
@@ -242,23 +247,34 @@ class Building:
             initializer = described.get(f"{name}_initializer", default)
         layout = described.get(f"{name}_layout") if layout is None else layout
         shape = () if shape is None else shape
-        leading = leading_dims()
-        if leading:
-            shape, initializer = (*leading, *check_shape(shape, repr(label))), each_slice(initializer, len(leading))
+        stacked = leading_dims()
+        shape = check_shape(shape, repr(label))
+        names = (*[dims.LAYERS] * len(stacked), *(dim_names or [None] * len(shape)))
+        if stacked:
+            shape = (*stacked, *shape)
             axes: Any = getattr(layout, "axes", layout)
-            layout = None if layout is None else (*[None] * len(leading), *axes)
+            layout = None if layout is None else (*[None] * len(stacked), *axes)
+        if len(names) != len(shape):
+            given = f"dim_names={dim_names} for shape {shape[len(stacked) :]}"
+            raise ModelError(f"`dim_names` of weight {label!r} must have a name or None for each dim", given=given)
+        leading = dims.leading(names)
+        initializer = each_slice(initializer, leading) if leading else initializer
         value = drawn(initializer, shape, dtype, f"{label!r} in layer {self.name!r}")
         with made_by_layer():
-            first = value[(0,) * len(leading)] if leading else value
+            first = value[(0,) * len(stacked)] if stacked else value
             variable = Variable(
                 first, trainable=trainable, autocast=autocast, aggregation=aggregation, name=name, layout=layout
             )
-        variable.set_metadata(
-            regularizer=regularizers.get(regularizer) or described.get(f"{name}_regularizer"),
-            constraint=constraints.get(constraint) or described.get(f"{name}_constraint"),
-        )
+        penalty = regularizers.get(regularizer) or described.get(f"{name}_regularizer")
+        rule = constraints.get(constraint) or described.get(f"{name}_constraint")
         if leading:
-            stack(variable, value, len(leading))
+            each, rule = (one and dims.over_slices(one, leading) for one in (penalty, rule))
+            penalty = each and (lambda value: jnp.sum(each(value)))
+        variable.set_metadata(regularizer=penalty, constraint=rule)
+        if any(names):
+            variable.set_metadata(dim_names=names)
+        if stacked:
+            stack(variable, value)
         self._number_weight(variable)
         if self._runtime.made is not None:
             self._runtime.made.append((label, variable))

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from keras_dist import initializers
 from keras_dist._support.arguments import check_number, check_optional, check_size
+from keras_dist._support.dim_names import BLOCKS, INPUTS, LEADING, OUTPUTS, DimNames, leading, of_slice
 from keras_dist.errors import ModelError, NotAvailableError
 from keras_dist.layers.attributes import undone_on_error
 from keras_dist.layers.layer import Layer
@@ -29,15 +30,13 @@ Dims = tuple[tuple[int | None, ...], tuple[int | None, ...]]
 """For each dim of the two factors the dim of the weight; None for the rank."""
 
 
-def factor_dims(ndim: int, inputs: Sequence[int], outputs: Sequence[int]) -> Dims:
-    """Return the dims of factors that split outputs from inputs, for dims of a layer's weight of rank `ndim`.
-
-    Dims before these are of a stack of layers. Dims of a stack, and dims of inputs and outputs, are in both factors.
-    """
-    before = ndim - 1 - max(*inputs, *outputs)
-    both = [*range(before), *(before + dim for dim in outputs if dim in inputs)]
-    alone = [before + dim for dim in outputs if dim not in inputs]
-    return (*range(before), *(before + dim for dim in inputs), None), (*both, None, *alone)
+def factor_dims(names: DimNames) -> Dims:
+    """Return the dims of factors that split outputs from inputs, given the names of the dims of the weight."""
+    both, inputs, outputs = (
+        [dim for dim, name in enumerate(names) if name in kind]
+        for kind in ((*LEADING, BLOCKS), (*LEADING, BLOCKS, INPUTS), (OUTPUTS,))
+    )
+    return (*inputs, None), (*both, None, *outputs)
 
 
 def product(first: Any, second: Any, dims: Dims, einsum: Callable[..., Any] = jnp.einsum) -> Any:
@@ -65,19 +64,26 @@ class Factors:
         """Return the initializer of the first factor; the dims of inputs are its fan-in."""
         if not self.splits_inputs:
             return self.a_initializer
-        inputs = [place for place, dim in enumerate(dims[0]) if dim is not None and dim not in dims[1]]
-        return initializers.HeUniform(input_axes=inputs, output_axes=[len(dims[0]) - 1])
+        places = range(-len(dims[0]), 0)  # from the end, as slices of leading dims have them
+        inputs = [place for place, dim in zip(places, dims[0], strict=True) if dim is not None and dim not in dims[1]]
+        return initializers.HeUniform(input_axes=inputs, output_axes=[-1])
 
 
 def add_factors(layer: Layer, adapted: str, dims_of: Dims, factors: Factors, regularizer: Any) -> None:
     """Create the factors of a weight of a layer, `lora_<weight>_a` and `lora_<weight>_b`."""
     weight = getattr(layer, adapted)
+    names = of_slice(weight.dim_names, weight.ndim)
+    before = len(weight.dim_names) - weight.ndim  # dims of a stack that is built now
     initial = (factors.first_initializer(dims_of), factors.b_initializer)
     for end, dims, initializer in zip("ab", dims_of, initial, strict=True):
         sizes = tuple(factors.rank if dim is None else weight.shape[dim] for dim in dims)
         name = f"lora_{adapted}_{end}"
-        factor = layer.add_weight(sizes, initializer, "float32", regularizer=regularizer, name=name)
-        factor.set_metadata(factor_of=(adapted, dims))
+        named = tuple(None if dim is None else names[dim] for dim in dims)
+        options: dict[str, Any] = {"regularizer": regularizer, "name": name, "dim_names": named}
+        factor = layer.add_weight(sizes, initializer, "float32", **options)
+        factor.set_metadata(
+            factor_of=(adapted, (*range(before), *(dim if dim is None else dim + before for dim in dims)))
+        )
         setattr(layer, name, factor)
 
 
@@ -172,24 +178,21 @@ class LoraLayer(Layer):
         self._splits_inputs = False
         getattr(self, self._adapted).freeze(False)
 
-    def _add_adapted(self, shape: tuple[int, ...], initializer: Identifier = None) -> Variable:
+    def _add_adapted(self, shape: tuple[int, ...], dim_names: DimNames, initializer: Identifier = None) -> Variable:
         """Create the weight that LoRA adapts; it is frozen if there is a rank."""
-        weight = self.add_weight(shape, initializer, name=self._adapted)
+        weight = self.add_weight(shape, initializer, name=self._adapted, dim_names=dim_names)
         if self.lora_rank is not None:
             weight.freeze()
         return weight
 
-    def dims_of_inputs_and_outputs(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the dims of the weight that are dims of inputs, and of outputs; a stack of weights has more before."""
-        return (0,), (1,)
-
     @property
     def lora_dims(self) -> Dims:
         """The dims of the weight that the dims of the factors are."""
-        ndim = getattr(self, self._adapted).ndim
+        weight: Variable = getattr(self, self._adapted)
+        names = of_slice(weight.dim_names, weight.ndim)
         if self._splits_inputs:
-            return factor_dims(ndim, *self.dims_of_inputs_and_outputs())
-        return (*range(ndim - 1), None), (None, ndim - 1)
+            return factor_dims(names)
+        return (*range(weight.ndim - 1), None), (*range(leading(names)), None, weight.ndim - 1)
 
     def _add_factors(self, factors: Factors | None = None) -> None:
         if self.lora_rank is None:
@@ -263,14 +266,11 @@ class AdaptedWeight:
     Attributes:
         layer: the layer.
         name: the attribute of the weight.
-        inputs, outputs: its dims of inputs and of outputs; dims in both are of a stack.
         regularizer, constraint: of the weight.
     """
 
     layer: Layer
     name: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
     regularizer: Any = None
     constraint: Any = None
 
@@ -292,20 +292,14 @@ class AdaptedWeight:
     @property
     def lora_dims(self) -> Dims:
         """The dims of the weight that the dims of the factors are."""
-        return factor_dims(getattr(self.layer, self.name).ndim, self.inputs, self.outputs)
-
-    def dims_of_inputs_and_outputs(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the dims of inputs, and of outputs."""
-        return self.inputs, self.outputs
+        weight: Variable = getattr(self.layer, self.name)
+        return factor_dims(of_slice(weight.dim_names, weight.ndim))
 
     def adapt(self, factors: Factors) -> None:
         """Freeze the weight, and create factors; its model must be told."""
         weight: Variable = getattr(self.layer, self.name)
         weight.freeze()
         add_factors(self.layer, self.name, self.lora_dims, factors, self.regularizer)
-        if names := weight.get_metadata().get("dim_names"):
-            for name in self.lora_names[1:]:
-                getattr(self.layer, name).set_metadata(dim_names=(names[0], None, None))
         setattr(self.layer, self._scale, factors.alpha / factors.rank)
 
     def remove_factors(self) -> None:

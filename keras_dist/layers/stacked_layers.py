@@ -103,21 +103,16 @@ def leading_dims() -> tuple[int, ...]:
     return () if stacking is None else stacking.dims
 
 
-def stack(variable: Variable, value: jax.Array, leading: int) -> None:
-    """Give a new weight its stacked value when the stack is built; regularize and constrain each slice."""
+def stack(variable: Variable, value: jax.Array) -> None:
+    """Give a new weight its stacked value when the stack is built."""
     stacking: Any = _stacking.get()
     stacking.made.append((variable, value))
-    metadata = variable.get_metadata()
-    if (regularizer := metadata.get("regularizer")) is not None:
-        variable.set_metadata("regularizer", lambda value: jnp.sum(_over_slices(regularizer, leading)(value)))
-    if (constraint := metadata.get("constraint")) is not None:
-        variable.set_metadata("constraint", _over_slices(constraint, leading))
 
 
 def each_slice(
     initializer: str | Mapping[str, Any] | Callable[..., Any] | None, leading: int
 ) -> Callable[..., jax.Array]:
-    """Return an initializer of a stack with this number of leading dims, given the initializer of its slices."""
+    """Return an initializer of a weight with this number of leading dims, given the initializer of its slices."""
     draw = initializers.get(initializer)
 
     def draw_all(shape: tuple[int, ...], dtype: DTypeLike, key: jax.Array) -> jax.Array:
@@ -189,12 +184,6 @@ def scan_layers(
         nnx.update(layer, streams)
     add_losses(layer, losses)
     return carry
-
-
-def _over_slices(function: Callable[[jax.Array], jax.Array], leading: int) -> Callable[[jax.Array], jax.Array]:
-    for _ in range(leading):
-        function = jax.vmap(function)
-    return function
 
 
 def _flat(state: PyTree) -> tuple[list[jax.Array], list[Any]]:

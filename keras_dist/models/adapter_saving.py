@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_dist._support.dim_names import LAYERS
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import ModelError
 from keras_dist.layers import ReversibleEmbedding
@@ -174,15 +175,14 @@ def _scale(one: MergedWeight, weights: Scales) -> tuple[int, float]:
 
 def _groups(model: AdapterMethods, session: BuiltModel, weight_map: WeightMap | None) -> list[Group]:
     """Return the form in files of each weight that LoRA can adapt, in groups of one module."""
-    candidates = {one.weight: one for one in candidates_in(session) if one.dims[0]}
+    candidates = {one.weight: one for one in candidates_in(session) if one.dims}
     shapes = {path: session.cell.row(path).shape for path in candidates}
     pieces, _ = (weight_map or model._map_of_base() or WeightMap()).pieces_of(shapes)
     found: list[Form] = []
     for path, one in candidates.items():
         shape, names = shapes[path], [piece.name for piece in pieces[path]]
-        dims = factor_dims(len(shape), *one.dims)
-        is_stack = len(shape) > 3 if one.kind == "experts" else 0 in dims[0] and 0 in dims[1]
-        count = shape[0] if is_stack else None
+        dims = factor_dims(one.dims)
+        count = shape[0] if one.dims[0] == LAYERS else None
         piece = None if names == [path] else pieces[path][0]
         if piece is None:  # our own path with dots, and the numbers in a stack
             whole = one.names[0].replace("/", ".")

@@ -16,8 +16,10 @@ from flax import nnx
 
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import argument_error, check_number, check_optional, check_size
+from keras_dist._support.dim_names import EXPERTS, INPUTS, LAYERS, OUTPUTS, DimNames, of_einsum
 from keras_dist.errors import ModelError, did_you_mean, nearest
-from keras_dist.layers import EinsumDense, Embedding, Layer, MixtureOfExperts
+from keras_dist.layers import Embedding, Layer, MixtureOfExperts
+from keras_dist.layers.convolutional.convolution import BaseConvolution
 from keras_dist.layers.lora import Adapted, Factors, LoraLayer, owner_of
 from keras_dist.models.initialization import change_weights
 from keras_dist.models.runtime import Adapters
@@ -51,8 +53,6 @@ _OF_PEFT = {
 }
 """Ends of paths in networks of `kd.pretrained`, for modules by their names in peft."""
 
-OfDims = tuple[Sequence[int], Sequence[int]]  # the dims of a weight that are dims of inputs, and of outputs
-
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -63,7 +63,7 @@ class Candidate:
     reason: str = ""  # why it cannot be adapted; empty if it can
     layer: Adapted | None = None  # the layer, or one of its weights; None in a foreign module
     parts: tree_paths.Parts = ()  # names and indices that lead to the parameter in a foreign module
-    dims: OfDims = ((), ())  # dims of inputs and of outputs of the weight; a stack has more dims before
+    dims: DimNames = ()  # names of the dims of the weight, if it has one
     kind: Kind = "linear"  # of the module in files
 
 
@@ -82,14 +82,14 @@ def _layers(session: BuiltModel) -> Iterator[Candidate]:
     for path, layer in layers_below(session.model):
         if isinstance(layer, LoraLayer):
             weight = f"{path}/{layer.lora_names[0]}".lstrip("/")
-            dims = layer.dims_of_inputs_and_outputs()
-            kind = "embedding" if isinstance(layer, Embedding) else "convolution" if len(dims[0]) > 1 else "linear"
-            kind = "linear" if isinstance(layer, EinsumDense) else kind
+            dims = getattr(getattr(layer, layer.lora_names[0], None), "dim_names", ())
+            kind = "embedding" if isinstance(layer, Embedding) else "linear"
+            kind = "convolution" if isinstance(layer, BaseConvolution) else kind
             yield Candidate((path, weight), weight, _reason(layer), layer, dims=dims, kind=kind)
         elif isinstance(layer, MixtureOfExperts):
             for part in layer.adapted_weights():
-                weight, dims = f"{path}/{part.name}".lstrip("/"), part.dims_of_inputs_and_outputs()
-                kind = "experts" if len(dims[0]) > 1 else "linear"
+                weight, dims = f"{path}/{part.name}".lstrip("/"), getattr(layer, part.name).dim_names
+                kind = "experts" if EXPERTS in dims else "linear"
                 yield Candidate((weight, path), weight, _reason(part), part, dims=dims, kind=kind)
         elif path:
             yield Candidate((path,), reason=f"{type(layer).__name__} has no weight that LoRA adapts")
@@ -114,30 +114,29 @@ def _parameters(session: BuiltModel) -> Iterator[Candidate]:
         name, owner = str(parts[-1]), modules.get(parts[:-1])
         whole = tree_paths.join(parts[:-1]) if name in ("kernel", "embedding") else ""
         names = tuple(filter(None, (whole, *spec.names)))
-        kind, *dims = _form_of(owner, name, len(spec.shape))
-        reason = "" if dims[0] else f"{name!r} of {type(owner).__name__} has shape {spec.shape}; pass a matrix"
+        kind, dims = _form_of(owner, name, len(spec.shape))
+        reason = "" if dims else f"{name!r} of {type(owner).__name__} has shape {spec.shape}; pass a matrix"
         reason = reason if place.variable is not None else "it is part of a structure"
-        yield Candidate(names, spec.path, reason, None, parts, (dims[0], dims[1]), kind)
+        yield Candidate(names, spec.path, reason, None, parts, dims, kind)
 
 
-def _form_of(owner: Any, name: str, ndim: int) -> tuple[Kind, Sequence[int], Sequence[int]]:
-    """Return kind, dims of inputs and dims of outputs of a parameter of a module; no dims if unknown."""
+def _form_of(owner: Any, name: str, ndim: int) -> tuple[Kind, DimNames]:
+    """Return the kind of a parameter of a module, and the names of its dims; no names if unknown."""
+    kind: Kind = "linear"
+    names: DimNames = ()
     if name == "kernel" and isinstance(owner, nnx.Einsum):
         inputs, _, rest = owner.einsum_str.replace(".", "").replace(" ", "").partition(",")
         letters, _, outputs = rest.partition("->")
-        inside, outside = ([dim for dim, one in enumerate(letters) if one in term] for term in (inputs, outputs))
-        return "linear", inside, outside
-    if name == "kernel" and isinstance(owner, nnx.LinearGeneral):
-        count = len(owner.in_features)
-        return "linear", range(count), range(count, count + len(owner.out_features))
-    if name == "kernel" and isinstance(owner, nnx.Conv):
-        count = len(owner.kernel_size) + 1
-        return "convolution", range(count), (count,)
-    if name == "embedding" and isinstance(owner, nnx.Embed):
-        return "embedding", (0,), (1,)
-    is_linear = name == "kernel" and isinstance(owner, nnx.Linear)
-    is_matrix = ndim == 2 and name not in ("bias", "scale")
-    return ("linear", (0,), (1,)) if is_linear or is_matrix else ("linear", (), ())
+        names = of_einsum(inputs, letters, outputs)
+    elif name == "kernel" and isinstance(owner, nnx.LinearGeneral):
+        names = (*[INPUTS] * len(owner.in_features), *[OUTPUTS] * len(owner.out_features))
+    elif name == "kernel" and isinstance(owner, nnx.Conv):
+        kind, names = "convolution", (*[INPUTS] * (len(owner.kernel_size) + 1), OUTPUTS)
+    elif name == "embedding" and isinstance(owner, nnx.Embed):
+        kind, names = "embedding", (INPUTS, OUTPUTS)
+    elif (name == "kernel" and isinstance(owner, nnx.Linear)) or (ndim == 2 and name not in ("bias", "scale")):
+        names = (INPUTS, OUTPUTS)
+    return kind, (*[LAYERS] * (ndim - len(names)), *names) if names else ()
 
 
 def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 import jax
@@ -184,7 +185,12 @@ class Lamb(MomentsOptimizer):
 
     def transformation(self) -> optax.GradientTransformation:
         directions = optax.scale_by_adam(self.beta_1, self.beta_2, self.epsilon)
-        return optax.chain(directions, optax.scale_by_trust_ratio(), scale_by_rate())
+        return optax.chain(directions, optax.stateless(functools.partial(self.map_weights, _trusted)), scale_by_rate())
+
+
+def _trusted(update: jax.Array, param: jax.Array) -> Any:
+    """Scale the update of a weight by `norm(param) / norm(update)`."""
+    return optax.scale_by_trust_ratio().update(update, optax.EmptyState(), param)[0]
 
 
 class ScheduleFreeState(NamedTuple):

@@ -58,24 +58,23 @@ class RowWiseAdagrad(Adagrad):
     """
 
     def transformation(self) -> optax.GradientTransformation:
-        return optax.chain(_scale_by_row_sums(self.initial_accumulator_value, self.epsilon), scale_by_rate())
+        return optax.chain(optax.GradientTransformation(self._init, self._update), scale_by_rate())
 
+    def _init(self, params: PyTree) -> optax.ScaleByRssState:
+        """Return the state of `optax.scale_by_rss` with a sum for each row."""
 
-def _scale_by_row_sums(initial: float, epsilon: float) -> optax.GradientTransformation:
-    """`optax.scale_by_rss` with a sum for each row."""
+        def sums(w: jax.Array) -> jax.Array:
+            return jnp.full(w.shape[:1] + (1,) * (w.ndim - 1), self.initial_accumulator_value, w.dtype)
 
-    def init(params: PyTree) -> optax.ScaleByRssState:
-        sums = jax.tree.map(lambda w: jnp.full(w.shape[:1] + (1,) * (w.ndim - 1), initial, w.dtype), params)
-        return optax.ScaleByRssState(sums)
+        return optax.ScaleByRssState(self.map_weights(sums, params))
 
-    def added(g: jax.Array, s: jax.Array) -> jax.Array:
-        return s + jnp.mean(jnp.square(g), axis=tuple(range(1, g.ndim)), keepdims=True)
+    def _update(self, updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, optax.ScaleByRssState]:
+        def added(g: jax.Array, s: jax.Array) -> jax.Array:
+            return s + jnp.mean(jnp.square(g), axis=tuple(range(1, g.ndim)), keepdims=True)
 
-    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, optax.ScaleByRssState]:
-        sums = jax.tree.map(added, updates, state.sum_of_squares)
-        return jax.tree.map(lambda g, s: g * jax.lax.rsqrt(s + epsilon), updates, sums), optax.ScaleByRssState(sums)
-
-    return optax.GradientTransformation(init, update)
+        sums = self.map_weights(added, updates, state.sum_of_squares)
+        steps = jax.tree.map(lambda g, s: g * jax.lax.rsqrt(s + self.epsilon), updates, sums)
+        return steps, optax.ScaleByRssState(sums)
 
 
 class Adadelta(Optimizer):
@@ -167,7 +166,7 @@ class Adafactor(Optimizer):
         self.relative_step = relative_step
 
     def transformation(self) -> optax.GradientTransformation:
-        return optax.GradientTransformationExtraArgs(_init, self._update)
+        return optax.GradientTransformationExtraArgs(self._init, self._update)
 
     def _update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         count = optax.safe_increment(state.count)
@@ -185,11 +184,27 @@ class Adafactor(Optimizer):
             clipped = direction / jnp.maximum(1, _rms(direction) / self.clip_threshold)
             return -rate * jnp.maximum(self.epsilon_2, _rms(param)) * clipped
 
-        rows = jax.tree.map(lambda g, r: blend(r, g, -1) if g.ndim > 1 else r, updates, state.rows)
-        columns = jax.tree.map(lambda g, c: blend(c, g, -2) if g.ndim > 1 else c, updates, state.columns)
-        entries = jax.tree.map(lambda g, e: e if g.ndim > 1 else blend(e, g, ()), updates, state.entries)
-        steps = jax.tree.map(step, updates, rows, columns, entries, params)
+        each = self.map_weights
+        rows = each(lambda g, r: blend(r, g, -1) if g.ndim > 1 else r, updates, state.rows)
+        columns = each(lambda g, c: blend(c, g, -2) if g.ndim > 1 else c, updates, state.columns)
+        entries = each(lambda g, e: e if g.ndim > 1 else blend(e, g, ()), updates, state.entries)
+        steps = each(step, updates, rows, columns, entries, params)
         return steps, AdafactorState(count, rows, columns, entries)
+
+    def _init(self, params: PyTree) -> AdafactorState:
+        def zeros(shape_of: Callable[[tuple[int, ...]], tuple[int, ...]], is_factored: bool) -> PyTree:
+            # dims of 1 where nothing is kept: slots are matched to variables by rank
+            def make(p: jax.Array) -> jax.Array:
+                return jnp.zeros(shape_of(p.shape) if (p.ndim > 1) == is_factored else (1,) * p.ndim, p.dtype)
+
+            return self.map_weights(make, params)
+
+        return AdafactorState(
+            jnp.zeros((), jnp.int32),
+            rows=zeros(lambda shape: (*shape[:-1], 1), is_factored=True),
+            columns=zeros(lambda shape: (*shape[:-2], 1, shape[-1]), is_factored=True),
+            entries=zeros(lambda shape: shape, is_factored=False),
+        )
 
 
 class AdafactorState(NamedTuple):
@@ -199,21 +214,6 @@ class AdafactorState(NamedTuple):
     rows: PyTree  # means over the last dim
     columns: PyTree  # means over the last dim but one
     entries: PyTree  # of variables with less than two dims
-
-
-def _init(params: PyTree) -> AdafactorState:
-    def zeros(shape_of: Callable[[tuple[int, ...]], tuple[int, ...]], is_factored: bool) -> PyTree:
-        # dims of 1 where nothing is kept: slots are matched to variables by rank
-        return jax.tree.map(
-            lambda p: jnp.zeros(shape_of(p.shape) if (p.ndim > 1) == is_factored else (1,) * p.ndim, p.dtype), params
-        )
-
-    return AdafactorState(
-        jnp.zeros((), jnp.int32),
-        rows=zeros(lambda shape: (*shape[:-1], 1), is_factored=True),
-        columns=zeros(lambda shape: (*shape[:-2], 1, shape[-1]), is_factored=True),
-        entries=zeros(lambda shape: shape, is_factored=False),
-    )
 
 
 def _rms(values: jax.Array) -> jax.Array:

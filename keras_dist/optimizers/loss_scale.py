@@ -11,6 +11,7 @@ import optax
 
 from keras_dist._support.arguments import check_int, check_number
 from keras_dist._support.array_operators import value_of
+from keras_dist._support.dim_names import DimNames
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.mixed_precision import DTypePolicy
@@ -149,6 +150,9 @@ class LossScaleOptimizer(Optimizer):
     def scales_loss(self) -> bool:
         """Whether `update` unscales gradients, which is always true."""
         return True
+
+    def know_dims(self, dim_names: Mapping[str, DimNames]) -> None:
+        self._taking_steps().know_dims(dim_names)
 
     def averaged(self) -> list[tuple[Any, Any]]:
         return self.inner_optimizer.averaged() if isinstance(self.inner_optimizer, Optimizer) else []

@@ -130,7 +130,7 @@ class Muon(Optimizer):
         )
         muon = optax.chain(
             optax.trace(self.momentum, self.nesterov),
-            optax.stateless(lambda updates, _: jax.tree.map(self._orthogonal, updates)),
+            optax.stateless(lambda updates, _: self.map_weights(self._orthogonal, updates)),
         )
         return optax.chain(optax.partition({"adam": adam, "muon": muon}, self._labels), scale_by_rate())
 
@@ -148,7 +148,8 @@ class Muon(Optimizer):
 
     def _is_adams(self, path: str, param: jax.Array) -> bool:
         is_embedding = self.exclude_embeddings and "embedding" in path.lower()
-        return param.ndim != 2 or is_embedding or any(pattern(rule).search(path) for rule in self.exclude_layers)
+        is_matrix = param.ndim - self.leading_of(path) == 2
+        return not is_matrix or is_embedding or any(pattern(rule).search(path) for rule in self.exclude_layers)
 
     def _orthogonal(self, matrix: jax.Array) -> jax.Array:
         """Move singular values near 1, and scale to `rms_rate`."""

@@ -13,6 +13,7 @@ from flax import traverse_util
 
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import check_callable
+from keras_dist._support.dim_names import DimNames
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
@@ -147,6 +148,7 @@ class MultiOptimizer(Optimizer):
         super().__init__(0.0, loss_scale_factor=loss_scale_factor, name=name)
         self._map = check_callable("optimizer_map", optimizer_map, "variable")
         self._all: list[Optimizer] = []
+        self._dim_names: Mapping[str, DimNames] = {}
         if isinstance(optimizer_map, OptimizerMap):
             for optimizer in (*optimizer_map._optimizer_map.values(), optimizer_map.default_optimizer):
                 self._number(optimizer)
@@ -266,6 +268,12 @@ class MultiOptimizer(Optimizer):
         for optimizer in self._all:
             optimizer.know_variables(variables)
 
+    def know_dims(self, dim_names: Mapping[str, DimNames]) -> None:
+        super().know_dims(dim_names)
+        self._dim_names = dim_names
+        for optimizer in self._all:
+            optimizer.know_dims(dim_names)
+
     def check_free(self, cell: Any, paths: Set[str]) -> None:
         """Check that no other model or custom loop uses this optimizer or its `optimizers`."""
         super().check_free(cell, paths)
@@ -306,6 +314,7 @@ class MultiOptimizer(Optimizer):
                 return str(index)
         self._all.append(_checked(optimizer))
         vars(optimizer)["loss_scale_factor"] = self.loss_scale_factor
+        optimizer.know_dims(self._dim_names)
         return str(len(self._all) - 1)
 
     def _by_key(self, key: str) -> Optimizer:

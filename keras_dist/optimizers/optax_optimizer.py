@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from keras_dist._support.arguments import check_int, check_optional
+from keras_dist._support.dim_names import DimNames
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ConfigError, ModelError, with_type
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.optimizer_variables import has_rate
 
+_SPECIAL_STATES = (optax.LookaheadState, optax.MultiStepsState)
 _OF_THE_LOSS = ("value", "grad", "value_fn")  # arguments of transformations that need the loss, such as lbfgs
 
 
@@ -62,10 +67,21 @@ class OptaxOptimizer(CustomLoops):
         self.transformation = optax.with_extra_args_support(transformation)
         self.name = name
         self.gradient_accumulation_steps = gradient_accumulation_steps
+        self._warned: set[str] = set()
 
     def init(self, params: PyTree) -> PyTree:
         """Return the state before the first step."""
         slots = self.transformation.init(params)
+        kinds = {type(node) for node in jax.tree.leaves(slots, is_leaf=lambda node: isinstance(node, _SPECIAL_STATES))}
+        if optax.LookaheadState in kinds:
+            fix = "an average of the weights, as in Adam(use_ema=True)"
+            raise ModelError(f"optimizer {self.name!r} needs pairs of weights", given="optax.lookahead", fix=fix)
+        if optax.MultiStepsState in kinds:
+            self._warn_once(
+                "weights all batches alike: its updates are not those of one large batch where rows or tokens differ",
+                given="optax.MultiSteps",
+                fix="OptaxOptimizer(transformation, gradient_accumulation_steps=4), without optax.MultiSteps",
+            )
         if self.gradient_accumulation_steps is None:
             return slots
         zero = jnp.zeros((), jnp.int32)
@@ -97,6 +113,22 @@ class OptaxOptimizer(CustomLoops):
         before = state.slots, state.accumulated, state.batch_weight
         steps, *after = accumulate(step, updates, weight, before, self._is_due(state))
         return steps, AccumulationState(iterations, *after)
+
+    def know_dims(self, dim_names: Mapping[str, DimNames]) -> None:
+        """Warn if weights are stacks of layers, and the transformation does not treat their slices as weights."""
+        super().know_dims(dim_names)
+        if self._leading and not _keeps_slices_apart(self.transformation):
+            self._warn_once(
+                "may treat a stack of layers as one weight",
+                given=f"an optax transformation, and stacks such as {min(self._leading)!r}",
+                fix="an optimizer of keras_dist.optimizers, or layers that are not stacked (scan=False)",
+            )
+
+    def _warn_once(self, problem: str, given: str, fix: str) -> None:
+        """Issue a warning that names the optimizer, once for each problem."""
+        if problem not in self._warned:
+            self._warned.add(problem)
+            warn(f"optimizer {self.name!r} {problem}\n  given:    {given}\n  fix:      {fix}")
 
     def squared_norm(self, updates: PyTree, state: PyTree, batch_weight: ArrayLike = 1.0) -> tuple[Any, Any]:
         """Return the squared norm of the gradient of a step; see `Optimizer.squared_norm`."""
@@ -155,6 +187,33 @@ class OptaxOptimizer(CustomLoops):
     def _rate(self) -> Any:  # type: ignore[override]
         self._check_built("learning_rate")
         return None
+
+
+def _keeps_slices_apart(transformation: optax.GradientTransformationExtraArgs) -> bool:
+    """Return whether two steps on stacked weights equal the steps on their slices; False if they fail."""
+    rng = np.random.default_rng(0)
+    scales = np.array([[1], [100]], "float32")  # of the slices
+    draws = (rng.normal(size=(3, 2, 16)).astype("float32") * scales for _ in range(2))
+    weights, *grads = ({"kernel": k.reshape(2, 4, 4), "bias": b} for k, b in zip(*draws, strict=True))
+
+    @jax.jit
+    def steps(weights: PyTree, grads: list[PyTree]) -> PyTree:
+        state, updates = transformation.init(weights), []
+        for each in grads:
+            update, state = transformation.update(each, state, weights)
+            updates.append(update)
+        return updates
+
+    def apart(tree: PyTree) -> PyTree:
+        return {name: jax.tree.map(operator.itemgetter(place), tree) for place, name in enumerate("01")}
+
+    try:
+        together = [apart(update) for update in steps(weights, grads)]
+        alone = steps(apart(weights), [apart(each) for each in grads])
+        pairs = zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True)
+        return all(np.allclose(one, other, rtol=1e-3, atol=1e-3 * np.abs(one).max()) for one, other in pairs)
+    except Exception:  # code of others: masks for the weights of one model, line searches
+        return False
 
 
 def _has_hyperparams(node: Any) -> bool:

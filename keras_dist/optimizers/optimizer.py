@@ -8,7 +8,7 @@ uneven; `optax.MultiSteps` has no weights.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from flax import traverse_util
 
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import check_int, check_is_mesh, check_number, check_optional
+from keras_dist._support.dim_names import over_slices
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
@@ -57,9 +58,10 @@ class Optimizer(CustomLoops, Configurable):
     Args:
         learning_rate: a number, which `optimizer.learning_rate` reads and sets between steps; a schedule; a callable
             from the number of steps to a rate, written with `jax.numpy`; or a callable without arguments, which is
-            called when a step is compiled.
+            called when a step is compiled. With `gradient_accumulation_steps` schedules count batches, while
+            `iterations` counts updates, as in Keras.
         weight_decay: each step subtracts `learning_rate * weight_decay * w` from each weight `w`.
-        clipnorm: upper limit of the norm of each gradient.
+        clipnorm: upper limit of the norm of each gradient; in a stack of layers or experts, of each slice.
         clipvalue: upper limit of the absolute values in gradients.
         global_clipnorm: upper limit of the norm of all gradients together.
         use_ema: whether to keep a moving average of the weights, which replaces them at the end of `fit`.
@@ -68,7 +70,7 @@ class Optimizer(CustomLoops, Configurable):
         loss_scale_factor: factor by which the loss is multiplied, and gradients are divided.
         gradient_accumulation_steps: number of steps whose mean gradient makes one update. In `fit` each batch is
             weighted by the divisor of its loss, so that the update equals the update of one large batch, also with a
-            partial batch. Schedules count all steps, `ema_overwrite_frequency` counts updates.
+            partial batch. `ema_overwrite_frequency` counts updates.
         name: by default the name of the class in lower case.
         mesh: the mesh of the variables, for code written for DTensor; only compared, as slots follow their parameters.
 
@@ -288,6 +290,19 @@ class Optimizer(CustomLoops, Configurable):
             or any(pattern(name).search(getattr(variable, "name", path)) for name in self._excluded_names)
         }
         self._excluded_paths = frozenset(excluded)
+        super().know_variables(variables)
+
+    def map_weights(self, function: Callable[..., Any], *trees: PyTree) -> Any:
+        """Return `function` of each weight; for a stack of layers or experts, of each slice, stacked again."""
+
+        def apply(key_path: Any, *leaves: Any) -> Any:
+            return over_slices(function, self.leading_of(tree_paths.join(tree_paths.parts_of(key_path))))(*leaves)
+
+        return jax.tree_util.tree_map_with_path(apply, *trees)
+
+    def leading_of(self, path: str) -> int:
+        """Return the number of leading dims of the weight at `path`, over layers and experts."""
+        return self._leading.get(path, 0)
 
     def decay_of(self, path: str, param: jax.Array | None) -> float | None:
         """Return the weight decay of the weight at `path`, or None."""
@@ -350,7 +365,7 @@ class Optimizer(CustomLoops, Configurable):
 
     def _clip(self, grads: PyTree) -> Any:
         if self.clipnorm is not None:
-            return jax.tree.map(lambda g: _shortened(g, self.clipnorm), grads)
+            return self.map_weights(lambda g: _shortened(g, self.clipnorm), grads)
         if self.global_clipnorm is not None:
             return _shortened(grads, self.global_clipnorm)
         if self.clipvalue is not None:

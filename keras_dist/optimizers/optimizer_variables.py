@@ -9,6 +9,7 @@ import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -17,6 +18,7 @@ import numpy as np
 
 from keras_dist._support import tree_paths
 from keras_dist._support.array_operators import value_of, values_in
+from keras_dist._support.dim_names import DimNames, leading_by_path
 from keras_dist._support.signatures import takes
 from keras_dist._support.stateless_scope import without_scope
 from keras_dist._support.types import PyTree
@@ -70,6 +72,7 @@ class OptimizerVariables:
     _rate: Rate
     _trained: tuple[Any, ...] = ()
     _keys: Sequence[str] = ()  # of `_trained` in the state: paths may change later
+    _leading: Mapping[str, int] = MappingProxyType({})  # dims over layers and experts, by path
     _own_state: Any = None
     _model: weakref.ref[ModelState] | None = None
     _count: Variable | None = None
@@ -108,6 +111,8 @@ class OptimizerVariables:
         for variable in trained:
             self._check_mesh(getattr(getattr(variable, "layout", None), "device_mesh", None))
         self._trained, self._keys = trained, keys_of(trained)
+        names = zip(self._keys, (getattr(variable, "dim_names", ()) for variable in trained), strict=True)
+        self.know_dims(dict(names))
         self.know_variables(dict(zip(self._keys, trained, strict=True)))
         with without_scope(), jax.ensure_compile_time_eval():  # a traced function creates them in its first step
             state = self.init(self._by_path([jnp.asarray(value_of(variable)) for variable in trained]))
@@ -141,6 +146,12 @@ class OptimizerVariables:
         """Set the variables to update, by the paths that rules match."""
         for inner in self._inner().values():
             inner.know_variables(variables)
+
+    def know_dims(self, dim_names: Mapping[str, DimNames]) -> None:
+        """Set the names of the dims of variables, by the paths that `init` and `update` will see, before `init`."""
+        self._leading = leading_by_path(dim_names)
+        for inner in self._inner().values():
+            inner.know_dims(dim_names)
 
     def attach(self, model: ModelState, part: tuple[str, ...] = ()) -> None:
         """Read and write the state of a model while the model exists; `part` is the path to this optimizer's state."""

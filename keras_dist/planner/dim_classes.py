@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from keras_dist._support import dim_names
 from keras_dist._support.text_tables import Table, render
 from keras_dist._support.types import PyTree
 from keras_dist._unstable import shardy
@@ -240,8 +241,8 @@ class OneDevice(ModelParallel):
         own = getattr(variable, "own", None)
         if own is not None and own.layout is None:
             self.own_names[variable.path] = own.entries
-        elif variable.dim_names:
-            self.own_names[variable.path] = variable.dim_names
+        elif names := dim_names.for_rules(variable.dim_names):
+            self.own_names[variable.path] = names
         layout, factor_of = TensorLayout.replicated(len(variable.shape), self.device_mesh), variable.factor_of
         return layout if factor_of is None else layout.because(f"{FOLLOWS}{factor_of[0].path}")
 

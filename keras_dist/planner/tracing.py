@@ -40,7 +40,7 @@ from keras_dist.random.seeds import unchanged_seeds
 from keras_dist.training.activations import input_names, naming_scopes, resolve_remat
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.executions import data_layouts
-from keras_dist.training.graph import as_factory, split_module, trace_factory
+from keras_dist.training.graph import ModuleGraph, as_factory, split_module, trace_factory
 from keras_dist.training.objective import resolve_objective
 from keras_dist.training.optimization import DEFAULT, as_optimizer, resolve_optimizers
 from keras_dist.training.rowwise import resolve_tables
@@ -193,7 +193,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     graph, distribution = forward.graph, forward.distribution
     plan = distribution.plan_variables(graph.specs, graph.treedef)
     cell, _ = StateCell.of_own_module(graph, plan, plan.shapes)
-    choices, assumed = _completed(choices, optimizer, loss, cell.state.trainable)
+    choices, assumed = _completed(choices, optimizer, loss, graph)
     tables = resolve_tables(choices.rowwise, graph, choices.optimizers, choices.options.slot_memory)
     choices = dataclasses.replace(choices, tables=tables)
     cell.add_slots(choices.optimizers, choices.options.slot_memory)
@@ -219,7 +219,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
 
 
 def _completed(
-    choices: CompileConfig, optimizer: Any, loss: Any, trainable: PyTree
+    choices: CompileConfig, optimizer: Any, loss: Any, graph: ModuleGraph
 ) -> tuple[CompileConfig, tuple[str, ...]]:
     """Return the options with loss and optimizer, and the assumptions made."""
     assumed: list[str] = []
@@ -235,7 +235,7 @@ def _completed(
     elif objective is None and choices.train_step is None:
         objective = resolve_objective(_MeanSquareOfOutputs())
         assumed.append("loss: the mean square of the outputs")
-    named = resolve_optimizers(chosen, trainable)
+    named = resolve_optimizers(chosen, graph)
     return dataclasses.replace(choices, optimizer=chosen, objective=objective, optimizers=named), tuple(assumed)
 
 

@@ -16,6 +16,7 @@ from flax import nnx, traverse_util
 
 from keras_dist import initializers, random
 from keras_dist._support import tree_paths
+from keras_dist._support.dim_names import DimNames
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.layers.lora import Dims, Factors, factor_dims, product
 from keras_dist.training.graph import positions_of
@@ -63,12 +64,12 @@ class KernelFactors(nnx.Module):
         return placed((placed(kernel) + placed(update)).astype(kernel.dtype))
 
 
-def add_factors(root: Any, kernels: Mapping[tree_paths.Parts, tuple[tuple[Any, Any], Factors]]) -> None:
-    """Create the factors of kernels, given by what leads to them, with the dims of their inputs and outputs."""
+def add_factors(root: Any, kernels: Mapping[tree_paths.Parts, tuple[DimNames, Factors]]) -> None:
+    """Create the factors of kernels, given by what leads to them, with the names of their dims."""
     found: dict[tree_paths.Parts, KernelFactors] = {}
-    for (parts, (dims, factors)), place in zip(kernels.items(), positions_of(root, list(kernels)), strict=True):
+    for (parts, (names, factors)), place in zip(kernels.items(), positions_of(root, list(kernels)), strict=True):
         shape = jnp.shape(place.array())
-        found[parts] = KernelFactors(parts, shape, factor_dims(len(shape), *dims), factors)
+        found[parts] = KernelFactors(parts, shape, factor_dims(names), factors)
     setattr(root, ROOT, in_nodes(traverse_util.unflatten_dict({tuple(map(str, p)): one for p, one in found.items()})))
 
 

@@ -98,7 +98,7 @@ class BuiltModel(BuiltModule):
             self._follow_layers(self.trainability)
         if choices.remat is not None:
             choices.remat.check(self.cell.graph.described())
-        optimizers = resolve_optimizers(choices.optimizer, self.cell.state.trainable)
+        optimizers = resolve_optimizers(choices.optimizer, self.cell.graph)
         tables = resolve_tables(choices.rowwise, self.cell.graph, optimizers, choices.options.slot_memory)
         for optimizer in optimizers.values():
             optimizer.transformation.check_free(self.cell, set(map(tree_paths.join, optimizer.parts)))

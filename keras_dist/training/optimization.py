@@ -18,7 +18,7 @@ from keras_dist._support import tree_paths
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, nearest, unknown_name_error
 from keras_dist.optimizers.host_slots import on_device, update_in_turn
-from keras_dist.training.graph import compile_rule
+from keras_dist.training.graph import ModuleGraph, compile_rule
 
 
 @jax.tree_util.register_dataclass
@@ -74,16 +74,20 @@ def as_optimizer(given: Any, name: str) -> optimizers.Optimizer | optimizers.Opt
     return found if isinstance(found, optimizers.Optimizer) else optimizers.OptaxOptimizer(found, name)
 
 
-def resolve_optimizers(given: Any, trainable: PyTree) -> dict[str, Optimizer]:
-    """Resolve `compile(optimizer=...)` to optimizers by name, with their part of the trained variables."""
-    parts = [tuple(key) for key in traverse_util.flatten_dict(trainable)]
+def resolve_optimizers(given: Any, graph: ModuleGraph) -> dict[str, Optimizer]:
+    """Resolve `compile(optimizer=...)` to optimizers by name, with their part of the trained variables of a graph."""
+    names = {parts: spec.dim_names for parts, spec in zip(graph.parts, graph.specs, strict=True)}
+    parts = [one for one, is_trained in zip(graph.parts, graph.trained, strict=True) if is_trained]
     if not isinstance(given, Mapping) or optimizers.is_config(given):
-        return {DEFAULT: Optimizer(as_optimizer(given, DEFAULT), frozenset(parts))}
-    if not given:
+        named = {DEFAULT: Optimizer(as_optimizer(given, DEFAULT), frozenset(parts))}
+    elif not given:
         fix = 'for example optimizer={"generator": "adam", "discriminator": "adam"}'
         raise ModelError("`optimizer` is an empty dict", given="optimizer={}", fix=fix)
-    named = {name: _named(name, entry, parts) for name, entry in given.items()}
+    else:
+        named = {name: _named(name, entry, parts) for name, entry in given.items()}
     _check_pairs(named)
+    for one in named.values():
+        one.transformation.know_dims({tree_paths.join(p): names[p] for p in one.parts})
     return named
 
 

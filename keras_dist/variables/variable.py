@@ -223,6 +223,11 @@ class Variable(Lendable):
         self.follow(self._owners)
 
     @property
+    def dim_names(self) -> tuple[str | None, ...]:
+        """The names of the dims that its layer gave to `add_weight`; empty if it gave none."""
+        return self.get_metadata("dim_names", ())
+
+    @property
     def layout(self) -> TensorLayout | None:
         """The layout of the array on the mesh of the model; outside of a model the given layout, or None."""
         if self.borrower is not None:

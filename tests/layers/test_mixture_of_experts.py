@@ -261,3 +261,16 @@ def test_a_partial_batch_and_evaluation():
 def test_refused_arguments(arguments, said):
     with pytest.raises(ModelError, match=said):
         layers.MixtureOfExperts(EXPERTS, UNITS, **arguments)
+
+
+def test_constraints_and_regularizers_see_one_expert():
+    rules = {"kernel_constraint": "unit_norm", "kernel_regularizer": kd.regularizers.OrthogonalRegularizer(0.1)}
+    model = kd.Sequential([kd.Input((6, 8)), layers.MixtureOfExperts(3, 5, **rules)])
+    experts = model.layers[0]
+    kernels = [np.asarray(each) for each in (experts.experts_gate, experts.experts_up, experts.experts_down)]
+    penalties = [rules["kernel_regularizer"](one) for kernel in kernels for one in kernel]
+    np.testing.assert_allclose(float(sum(penalties)), float(sum(model.losses)), rtol=1e-5)
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(4, 6, 8)).astype("float32")
+    model.fit(x, x, verbose=0)
+    np.testing.assert_allclose(np.linalg.norm(experts.experts_up, axis=1), 1, rtol=1e-5)

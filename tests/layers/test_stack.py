@@ -191,3 +191,42 @@ class Foreign(layers.Layer):
 def test_what_cannot_be_stacked(make, said):
     with pytest.raises(ModelError, match=said):
         make()
+
+
+@pytest.mark.parametrize("is_whole_model", [True, False])
+def test_lora_of_a_stack_has_factors_for_each_block(is_whole_model):
+    kd.set_distribution(kd.ModelParallel(_by_model(), "data"))
+    model = kd.Sequential([kd.Input((SIZE,)), layers.Stack(lambda: layers.Dense(SIZE, name="dense"), DEPTH)])
+    dense = model.layers[0].block
+    before = np.asarray(dense.kernel)
+    if is_whole_model:
+        model.enable_lora(2, layers=".*dense")
+    else:
+        dense.enable_lora(2)
+    first, second = dense.lora_kernel_a, dense.lora_kernel_b
+    assert (first.shape, second.shape) == ((DEPTH, SIZE, 2), (DEPTH, 2, SIZE))
+    assert (first.dim_names, second.dim_names) == (("layers", "inputs", None), ("layers", None, "outputs"))
+    assert second.layout.axes == (None, None, "model")
+    draws = [np.asarray(first[place]) for place in range(DEPTH)]
+    assert np.abs(draws).max() <= np.sqrt(6 / SIZE) and np.std(draws) > 0.5 * np.sqrt(2 / SIZE)  # He's fan is a block's
+    second.assign(np.random.default_rng(0).normal(size=second.shape).astype("float32"))
+    update = np.einsum("lir,lro->lio", first, second)
+    expected = X
+    for place in range(DEPTH):
+        expected = expected @ (before[place] + update[place]) + np.asarray(dense.bias[place])
+    np.testing.assert_allclose(model.predict(X, verbose=0), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_lora_of_the_constructor_is_sharded_in_a_stack():
+    kd.set_distribution(kd.ModelParallel(_by_model(), "data"))
+    model = kd.Sequential(
+        [kd.Input((SIZE,)), layers.Stack(lambda: layers.Dense(SIZE, lora_rank=2, name="dense"), DEPTH)]
+    )
+    assert model.layers[0].block.lora_kernel_b.shape == (DEPTH, 2, SIZE)
+    assert model.layers[0].block.lora_kernel_b.layout.axes == (None, None, "model")
+
+
+def _by_model():
+    rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
+    rules[".*kernel"] = (None, None, "model")
+    return rules

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from keras_dist import activations
 from keras_dist._support.arguments import check_option, check_size, check_sizes
+from keras_dist._support.dim_names import INPUTS, OUTPUTS
 from keras_dist.errors import ModelError
 from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.lora import LoraLayer
@@ -128,17 +129,14 @@ class Convolution(LoraLayer, BaseConvolution):
         """Create `kernel` (*kernel_size, channels // groups, filters) and `bias` (filters,)."""
         channels = self.channels_of(input_shape)
         self._check_groups("channels of the input", channels)
-        self.kernel = self._add_adapted((*self.kernel_size, channels // self.groups, self.filters))
+        shape = (*self.kernel_size, channels // self.groups, self.filters)
+        self.kernel = self._add_adapted(shape, (*[INPUTS] * (self.rank + 1), OUTPUTS))
         if self.use_bias:
             self.bias = self.add_weight((self.filters,), name="bias")
         self._add_factors()
 
     def call(self, inputs: jax.Array) -> jax.Array:
         return self.activate(self._adapted_outputs(inputs, lambda x, kernel: self.convolve(x, kernel, self.groups)))
-
-    def dims_of_inputs_and_outputs(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return all dims of `kernel` but the last, and the last."""
-        return range(self.rank + 1), (self.rank + 1,)
 
     def _check_groups(self, what: str, size: int) -> None:
         if size % self.groups:
@@ -339,7 +337,8 @@ class TransposedConvolution(BaseConvolution):
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create `kernel` (*kernel_size, filters, channels) and `bias` (filters,)."""
         channels = self.channels_of(input_shape)
-        self.kernel = self.add_weight((*self.kernel_size, self.filters, channels), name="kernel")
+        names = (*[INPUTS] * self.rank, OUTPUTS, INPUTS)
+        self.kernel = self.add_weight((*self.kernel_size, self.filters, channels), name="kernel", dim_names=names)
         if self.use_bias:
             self.bias = self.add_weight((self.filters,), name="bias")
 

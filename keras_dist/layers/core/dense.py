@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_dist import activations, initializers
 from keras_dist._support.arguments import argument_error, check_size
+from keras_dist._support.dim_names import INPUTS, OUTPUTS, of_einsum
 from keras_dist._support.types import Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.call_arguments import InputSpec
@@ -89,7 +90,7 @@ class Dense(LoraLayer):
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create `kernel` (features, units) and `bias` (units,)."""
-        self.kernel = self._add_adapted((input_shape[-1], self.units))
+        self.kernel = self._add_adapted((input_shape[-1], self.units), (INPUTS, OUTPUTS))
         if self.use_bias:
             self.bias = self.add_weight((self.units,), name="bias")
         self._add_factors()
@@ -159,9 +160,10 @@ class EinsumDense(LoraLayer):
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create `kernel` and `bias`; their shapes follow from the equation."""
         sizes, passed_on = self._sizes(input_shape)
-        _, letters, outputs, side = self._terms
+        inputs, letters, outputs, side = self._terms
         shape = [sizes[letter] for letter in letters]
-        self.kernel = self._add_adapted(tuple(shape), self._kernel_initializer())
+        names = of_einsum(inputs, letters, outputs)
+        self.kernel = self._add_adapted(tuple(shape), names, self._kernel_initializer())
         if self.bias_axes is not None:
             first = min(map(outputs.index, self.bias_axes))
             dims = [sizes[letter] if letter in self.bias_axes else 1 for letter in outputs[first:]]
@@ -174,12 +176,6 @@ class EinsumDense(LoraLayer):
         if self.bias_axes is not None:
             outputs = outputs + self.bias[...]
         return outputs if self.activation is None else self.activation(outputs)
-
-    def dims_of_inputs_and_outputs(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the dims of `kernel` whose letters are in the inputs, and in the outputs."""
-        inputs, letters, outputs, _ = self._terms
-        inside, outside = ([dim for dim, one in enumerate(letters) if one in term] for term in (inputs, outputs))
-        return inside, outside
 
     def _update(self, inputs: jax.Array, apply: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         inside, letters, outside, side = self._terms

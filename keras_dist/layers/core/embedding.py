@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._support.arguments import check_number, check_optional, check_size
+from keras_dist._support.dim_names import INPUTS, OUTPUTS
 from keras_dist._support.integer_checks import check_indices
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
@@ -93,7 +94,7 @@ class Embedding(LoraLayer):
         return jnp.asarray(inputs) != 0 if self.mask_zero else None
 
     def _add_embeddings(self, initializer: Identifier = None) -> Variable:
-        return self._add_adapted((self.input_dim, self.output_dim), initializer)
+        return self._add_adapted((self.input_dim, self.output_dim), (INPUTS, OUTPUTS), initializer)
 
     def _as_initializer(self, weights: ArrayLike | Sequence[ArrayLike]) -> Callable[..., jax.Array]:
         table: Any = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights

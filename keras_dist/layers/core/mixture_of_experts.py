@@ -20,13 +20,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_dist import activations
 from keras_dist._support.arguments import argument_error, check_int, check_number, check_optional, check_size
+from keras_dist._support.dim_names import EXPERTS, INPUTS, OUTPUTS
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import may_use_kernels, note_kernel, traced_distribution
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.lora import AdaptableLayer, AdaptedWeight, lora_update
-from keras_dist.layers.stacked_layers import each_slice
 from keras_dist.layers.weight_arguments import Identifier, LayerArguments, Layout
 from keras_dist.variables.variable import Variable
 
@@ -165,17 +165,13 @@ class MixtureOfExperts(AdaptableLayer):
     def _build_networks(self, features: int) -> None:
         """Create the trainable weights."""
         count, shared = self.num_experts, self.shared_experts * self.units
-        self.router = self.add_weight((features, count), autocast=False, name="router")
-        self.router.set_metadata(dim_names=(None, "choices"))
+        self.router = self.add_weight((features, count), autocast=False, name="router", dim_names=(INPUTS, "choices"))
         for name in ("gate", "up", "down") if self.gated else ("up", "down"):
             shape = (self.units, features) if name == "down" else (features, self.units)
-            each = each_slice(self.kernel_initializer, 1)
-            kernel = self._add_kernel(f"experts_{name}", (count, *shape), each, self.kernel_layout)
-            kernel.set_metadata(dim_names=("experts", None, None))
-            setattr(self, f"experts_{name}", kernel)
+            setattr(self, f"experts_{name}", self._add_kernel(f"experts_{name}", (count, *shape), self.kernel_layout))
             if shared:
                 shape = (shared, features) if name == "down" else (features, shared)
-                setattr(self, f"shared_{name}", self._add_kernel(f"shared_{name}", shape, self.kernel_initializer))
+                setattr(self, f"shared_{name}", self._add_kernel(f"shared_{name}", shape))
         self.input_spec = InputSpec(min_ndim=3, axes={-1: features})
 
     def call(self, inputs: jax.Array, mask: jax.Array | None = None, training: bool | None = None) -> jax.Array:
@@ -206,9 +202,10 @@ class MixtureOfExperts(AdaptableLayer):
             found = found + self._network("shared", x, "...d,df->...f")
         return found.reshape(inputs.shape), routes, kept
 
-    def _add_kernel(self, name: str, shape: tuple[int, ...], initializer: Any, layout: Layout = None) -> Variable:
+    def _add_kernel(self, name: str, shape: tuple[int, ...], layout: Layout = None) -> Variable:
         options: dict[str, Any] = {"regularizer": self.kernel_regularizer, "constraint": self.kernel_constraint}
-        return self.add_weight(shape, initializer, layout=layout, name=name, **options)
+        names = (EXPERTS, INPUTS, OUTPUTS)[-len(shape) :]
+        return self.add_weight(shape, self.kernel_initializer, layout=layout, name=name, dim_names=names, **options)
 
     def _routes(self, x: jax.Array, kept: jax.Array, by_row: _Constraint, capacity: int) -> _Routes:
         """Choose the experts of the tokens of `x` (rows, tokens, features)."""
@@ -258,11 +255,10 @@ class MixtureOfExperts(AdaptableLayer):
         return outputs if update is None else outputs + update.astype(outputs.dtype)
 
     def adapted_weights(self) -> list[AdaptedWeight]:
-        dims = {"experts": ((0, 1), (0, 2)), "shared": ((0,), (1,))}
         parts = ("gate", "up", "down")[not self.gated :]
-        names = [(f"{group}_{part}", of) for group, of in dims.items() for part in parts]
+        names = [f"{group}_{part}" for group in ("experts", "shared") for part in parts]
         options = {"regularizer": self.kernel_regularizer, "constraint": self.kernel_constraint}
-        return [AdaptedWeight(self, name, *of, **options) for name, of in names if hasattr(self, name)]
+        return [AdaptedWeight(self, name, **options) for name in names if hasattr(self, name)]
 
     def _constraints(self, rows: int, tokens: int, capacity: int) -> tuple[_Constraint, _Constraint, _Constraint]:
         """Return constraints of arrays (rows, ...) by row, and of slots (rows, experts, ...) by row and by expert.

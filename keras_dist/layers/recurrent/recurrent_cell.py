@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from keras_dist import activations, random
 from keras_dist._support.arguments import check_fraction, check_option, check_size
+from keras_dist._support.dim_names import INPUTS, OUTPUTS
 from keras_dist.errors import ModelError
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments, Layout
@@ -83,7 +84,8 @@ class RecurrentCell(Layer):
         """Create `kernel` (*kernel_size, features, gates * units), `recurrent_kernel` and `bias`."""
         columns = self.gates * self.units
         features = input_shape[self.channel_axis]
-        self.kernel = self.add_weight((*self.kernel_size, features, columns), name="kernel")
+        names = (*[INPUTS] * (len(self.kernel_size) + 1), OUTPUTS)
+        self.kernel = self.add_weight((*self.kernel_size, features, columns), name="kernel", dim_names=names)
         self.recurrent_kernel = self.add_weight(
             (*self.kernel_size, self.units, columns),
             self.recurrent_initializer,
@@ -91,6 +93,7 @@ class RecurrentCell(Layer):
             constraint=self.recurrent_constraint,
             name="recurrent_kernel",
             layout=self.recurrent_kernel_layout,
+            dim_names=names,
         )
         if self.use_bias:
             self.bias = self.add_weight(self._bias_shape(), self._first_bias(), name="bias")
