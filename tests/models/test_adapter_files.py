@@ -184,7 +184,7 @@ class StackedDense(layers.Dense):
     """Two layers in one: the weights have a leading dim."""
 
     def build(self, input_shape):
-        self.kernel = self._add_adapted((2, input_shape[-1], self.units))
+        self.kernel = self._add_adapted((2, input_shape[-1], self.units), ("layers", "inputs", "outputs"))
         self._add_factors()
 
 
