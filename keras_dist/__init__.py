@@ -14,7 +14,6 @@ from keras_dist._support import backend_environment, missing_names
 
 if TYPE_CHECKING:
     from keras_dist import activations as activations
-    from keras_dist import applications as applications
     from keras_dist import assembly as assembly
     from keras_dist import backend as backend
     from keras_dist import callbacks as callbacks
@@ -103,7 +102,6 @@ missing_names.tell_place("keras_dist.saving", _OF_MODELS, "keras_dist.models.loa
 
 _PACKAGES = [
     "activations",
-    "applications",
     "assembly",
     "backend",
     "callbacks",

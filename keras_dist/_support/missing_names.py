@@ -14,6 +14,13 @@ from typing import Any
 
 from keras_dist.errors import did_you_mean
 
+_IN_DATA = (
+    "AugMix AutoContrast ContrastLimitedAdaptiveHistogramEqualization CutMix Equalization HashedCrossing MelSpectrogram "
+    "MixUp RandAugment RandomColorDegeneration RandomColorJitter RandomElasticTransform RandomErasing "
+    "RandomGaussianBlur RandomGrayscale RandomHue RandomInvert RandomPerspective RandomPosterization RandomSaturation "
+    "RandomSharpness RandomShear STFTSpectrogram Solarization"
+)
+
 OF_KERAS = {
     "dtype_policies.DTypePolicyMap": "`dtype=` of the layers; a policy is for all of a layer",
     "dtype_policies.*DTypePolicy": "`kd.mixed_precision.DTypePolicy`; nothing is quantized",
@@ -28,6 +35,10 @@ OF_KERAS = {
     "distillation.*": "a `train_step` of your own",
     "export.*": "`model.export`, `jax.export`",
     "layers.MaxNumBoundingBoxes": "pad while data is read",
+    **{
+        f"layers.{name}": f"`keras.layers.{name}` in the data pipeline, such as `kd.data.BatchedDataset.map(layer)`"
+        for name in _IN_DATA.split()
+    },
     "layers.TFSMLayer": "nothing, keras_dist does not run TensorFlow",
     "layers.TorchModuleWrapper": "nothing, keras_dist does not run PyTorch",
     "legacy.*": "`kd.saving`",

@@ -40,28 +40,15 @@ from keras_dist.layers.normalization.normalization import *
 from keras_dist.layers.pooling.pooling import *
 from keras_dist.layers.preprocessing.category_encoding import CategoryEncoding as CategoryEncoding
 from keras_dist.layers.preprocessing.category_encoding import Discretization as Discretization
-from keras_dist.layers.preprocessing.hashing import HashedCrossing as HashedCrossing
 from keras_dist.layers.preprocessing.hashing import Hashing as Hashing
-from keras_dist.layers.preprocessing.histograms import AutoContrast as AutoContrast
-from keras_dist.layers.preprocessing.histograms import (
-    ContrastLimitedAdaptiveHistogramEqualization as ContrastLimitedAdaptiveHistogramEqualization,
-)
-from keras_dist.layers.preprocessing.histograms import Equalization as Equalization
 from keras_dist.layers.preprocessing.image_layer import CenterCrop as CenterCrop
 from keras_dist.layers.preprocessing.image_layer import Resizing as Resizing
 from keras_dist.layers.preprocessing.index_lookup import IntegerLookup as IntegerLookup
 from keras_dist.layers.preprocessing.index_lookup import StringLookup as StringLookup
-from keras_dist.layers.preprocessing.mixing import CutMix as CutMix
-from keras_dist.layers.preprocessing.mixing import MixUp as MixUp
-from keras_dist.layers.preprocessing.mixing import RandomErasing as RandomErasing
-from keras_dist.layers.preprocessing.random_choices import AugMix as AugMix
-from keras_dist.layers.preprocessing.random_choices import RandAugment as RandAugment
 from keras_dist.layers.preprocessing.random_colors import *
 from keras_dist.layers.preprocessing.random_geometry import *
 from keras_dist.layers.preprocessing.rescaling import Normalization as Normalization
 from keras_dist.layers.preprocessing.rescaling import Rescaling as Rescaling
-from keras_dist.layers.preprocessing.spectrograms import MelSpectrogram as MelSpectrogram
-from keras_dist.layers.preprocessing.spectrograms import STFTSpectrogram as STFTSpectrogram
 from keras_dist.layers.preprocessing.text_vectorization import TextVectorization as TextVectorization
 from keras_dist.layers.recurrent.bidirectional import Bidirectional as Bidirectional
 from keras_dist.layers.recurrent.conv_lstm import ConvLSTM1D as ConvLSTM1D

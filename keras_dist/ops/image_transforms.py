@@ -155,12 +155,6 @@ def translation(dx: jax.Array, dy: jax.Array) -> jax.Array:
     return _rows(ones, zeros, -dx, zeros, ones, -dy)
 
 
-def shear(x_factor: jax.Array, y_factor: jax.Array) -> jax.Array:
-    """Return transforms (batch, 8) that shear images."""
-    ones, zeros = jnp.ones_like(x_factor), jnp.zeros_like(x_factor)
-    return _rows(ones, x_factor, zeros, y_factor, ones, zeros)
-
-
 def perspective(start: jax.Array, end: jax.Array) -> jax.Array:
     """Return transforms (batch, 8) that move the points (x, y) `start` (batch, 4, 2) to `end`."""
     ends = jnp.concatenate([end, jnp.ones_like(end[..., :1])], -1)  # x, y, 1 of each point

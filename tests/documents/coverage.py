@@ -27,7 +27,6 @@ activations backend callbacks constraints dtype_policies initializers layers los
 mixed_precision ops optimizers preprocessing random regularizers saving tree utils visualization
 """
 OF_PACKAGES = {
-    "applications": "raises, and names Keras's own: keras_dist has no such networks",
     "config": "a table of config files: the page of config files has its keys, and examples/ has files",
     "datasets": "downloads, or reads what a download left",
     "dtensor": "docs/migrating.md has it in a table, beside the name of TensorFlow",

@@ -131,8 +131,6 @@ def test_wrong_data():
         (layers.TextVectorization(), np.array([["a", "b"]])),
         (layers.TextVectorization(), [None]),
         (layers.Hashing(5), np.array([1.5])),
-        (layers.HashedCrossing(5), np.array(["a"])),
-        (layers.HashedCrossing(5), (np.array(["a"]), np.array([0.5]))),
     ):
         with pytest.raises(DataError):
             layer(data)
@@ -188,9 +186,6 @@ def test_hashes_are_those_of_tensorflow():
     assert layers.Hashing(3, salt=133)(letters)[:, 0].tolist() == [0, 0, 2, 1, 0]
     assert layers.Hashing(3)(np.arange(5)).tolist() == [1, 0, 1, 0, 2]
     assert layers.Hashing(3, output_mode="count")([["A", "C", "E"]]).tolist() == [[0, 2, 1]]
-    crossing = layers.HashedCrossing(5)
-    features = np.array(list("ABABA")), np.array([101, 101, 101, 102, 102])
-    assert crossing(features).tolist() == [1, 4, 1, 1, 3]
 
 
 def test_hashes_of_all_lengths():
@@ -221,5 +216,3 @@ def test_bins_of_data_with_one_number():
 def test_symbolic_outputs_of_host_layers_are_told():
     spec = layers.IntegerLookup(vocabulary=[1, 2], output_mode="one_hot").compute_output_spec(kd.Input((3, 4)))
     assert (spec.shape, spec.dtype) == ((None, 3, 4, 3), "float32")
-    with pytest.raises(kd.errors.DataError, match="must get two or more features of text or integers"):
-        layers.HashedCrossing(num_bins=3)(np.array(1))

@@ -48,7 +48,6 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "Discretization": (lambda: layers.Discretization([0.0, 1.0]), ROW),
     "FlaxLayer": (lambda: layers.FlaxLayer(linen.Dense(3)), ROW),
     "GRUCell": (lambda: layers.RNN(layers.GRUCell(2, dropout=0.5)), ROWS),
-    "HashedCrossing": (lambda: layers.HashedCrossing(5), [(), ()]),
     "Hashing": (lambda: layers.Hashing(5), ROW),
     "InputLayer": (lambda: kd.Sequential([layers.InputLayer(ROW), layers.Dense(2)]), ROW),
     "IntegerLookup": (lambda: layers.IntegerLookup(vocabulary=[1, 2]), ROW),

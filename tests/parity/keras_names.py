@@ -114,9 +114,6 @@ In their texts `Input(shape=(784))` of `sequential_model` does not run, here and
 
 NOTES = {
     "*Model": "`Model.from_nnx` takes any `flax.nnx` module",
-    "applications.*.decode_predictions": "`class_index=` names the classes; nothing is downloaded",
-    "applications.*.preprocess_input": "numpy arrays are not modified",
-    "applications.*": '`weights` are a local file, or None; `"imagenet"` raises',
     "utils.plot_model": "`.dot` files need no Graphviz",
     "Model.load_weights": "also from safetensors; returns a report",
     "Model.save_weights": "also to safetensors",
@@ -169,14 +166,12 @@ Arguments of all optimizers are keyword-only: `weight_decay` (unless it comes ea
 `gradient_accumulation_steps`, `name`, and in `Muon` the arguments after them. Accumulated batches of unequal length or
 weight give the update of one large batch; Keras averages their gradients.""",
     "layers.AlphaDropout": "a rate of 1 is an error",
-    "layers.AugMix": "augmentations are chosen in each step; in Keras once, at compilation",
-    "layers.AutoContrast": "channels as in `data_format`",
     "layers.CategoryEncoding": "`sparse=True` is an error",
     "layers.Discretization": "`sparse=True` is an error",
     "layers.FlaxLayer": "paths of weights are those of the module",
     "layers.GaussianDropout": "a rate of 1 is an error",
     "layers.GlobalAv*1D": "where every step is masked the mean is 0, not NaN",
-    "layers.Hash*": "on the host, without TensorFlow; the same bins; `sparse=True` is an error",
+    "layers.Hashing": "on the host, without TensorFlow; the same bins; `sparse=True` is an error",
     "layers.*Lookup": "on the host, without TensorFlow; configs hold the vocabulary; `sparse=True` is an error",
     "layers.JaxLayer": "paths of weights are those in the parameters",
     "layers.MultiHeadAttention": "a `query_mask` that is given is used; the causal mask follows `attention_axes`",

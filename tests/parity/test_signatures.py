@@ -11,7 +11,6 @@ EXCEPTIONS = [
     ("*", "*_layout", EXTRA, "where a weight lives"),
     ("*Optimizer", "mesh", EXTRA, "code that was written for DTensor passes it"),
     ("*Optimizer", "*", BY_KEYWORD, "what all optimizers share: nobody counts to the tenth argument"),
-    ("applications.*.decode_predictions", "class_index", EXTRA, "the names of the classes, which Keras downloads"),
     ("callbacks.BackupAndRestore", "asynchronous", EXTRA, "whether steps go on meanwhile"),
     ("callbacks.BackupAndRestore", "fsync", EXTRA, "whether states outlive a failure of power"),
     ("callbacks.BackupAndRestore", "keep", EXTRA, "how many states"),

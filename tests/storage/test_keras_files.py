@@ -9,7 +9,7 @@ from keras_dist.errors import ModelError
 from tests.layers.test_every_layer import LAYERS, VARIANTS, made
 
 APART = ("MultiHeadAttention", "GroupedQueryAttention")
-NOT_THERE = ("Lambda", "Equalization", "MixtureOfExperts")
+NOT_THERE = ("Lambda", "MixtureOfExperts")
 """Code in a file; Keras's own, which cannot be in a functional model; a layer that Keras lacks."""
 CASES = [(name, table) for table in (LAYERS, VARIANTS) for name in table if name not in NOT_THERE]
 

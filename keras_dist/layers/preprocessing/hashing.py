@@ -1,14 +1,13 @@
-"""`Hashing` and `HashedCrossing`: words and integers hashed to bins."""
+"""`Hashing`: words and integers hashed to bins."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from keras_dist._support.arguments import check_size
-from keras_dist.errors import DataError, ModelError, shorten
+from keras_dist.errors import DataError
 from keras_dist.layers.host_layer import HostLayer, as_rows
 from keras_dist.layers.preprocessing.category_encoding import (
     OUTPUT_MODES,
@@ -18,7 +17,7 @@ from keras_dist.layers.preprocessing.category_encoding import (
     encoded,
     encoded_like,
 )
-from keras_dist.layers.preprocessing.text_hashes import bins_of, crossed_bin
+from keras_dist.layers.preprocessing.text_hashes import bins_of
 from keras_dist.symbolic.tensors import KerasTensor
 
 
@@ -74,59 +73,3 @@ class Hashing(HostLayer):
 
     def output_like(self, inputs: KerasTensor) -> KerasTensor:
         return encoded_like(inputs, self.output_mode, self.num_bins, "int32")
-
-
-class HashedCrossing(HostLayer):
-    """Hash combinations of features to `num_bins` bins; runs on the host.
-
-    Args:
-        num_bins: number of bins.
-        output_mode: `"int"` for the bin index of each example, or `"one_hot"` for a vector.
-        sparse: must be False.
-        name, dtype, **kwargs: see `Layer`.
-
-    Example:
-        >>> import numpy as np
-        >>> from keras_dist import layers
-        >>> layer = layers.HashedCrossing(num_bins=5)
-        >>> layer((np.array(["A", "B", "A", "B", "A"]), np.array([101, 101, 101, 102, 102]))).tolist()
-        [1, 4, 1, 1, 3]
-    """
-
-    def __init__(
-        self,
-        num_bins: int,
-        output_mode: str = "int",
-        sparse: bool = False,
-        name: str | None = None,
-        dtype: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(name=name, dtype=dtype, **kwargs)
-        self.num_bins = check_size("num_bins", num_bins, self.name)
-        self.output_mode = check_output_mode(output_mode, ("int", "one_hot"), self.name)
-        self.sparse = check_dense(sparse, False, self.name)
-
-    def transform(self, inputs: Sequence[Any]) -> np.ndarray:
-        if not isinstance(inputs, list | tuple) or len(inputs) < 2:
-            raise self._no_features(f"{type(inputs).__name__} {shorten(inputs)}")
-        features = [as_rows(each, self.name) for each in inputs]
-        shape = features[0].shape
-        if any(each.shape != shape for each in features) or len(shape) > 2 or (len(shape) == 2 and shape[1] != 1):
-            raise self._no_features(f"shapes {[each.shape for each in features]}")
-        if any(each.dtype.kind not in "Oiub" for each in features):
-            raise self._no_features(f"dtypes {[str(each.dtype) for each in features]}")
-        examples = zip(*(each.ravel().tolist() for each in features), strict=True)
-        bins = np.array([crossed_bin(example, self.num_bins) for example in examples], "int32").reshape(shape)
-        return bins if self.output_mode == "int" else encoded(bins, self.output_mode, self.num_bins)
-
-    def output_like(self, inputs: Sequence[KerasTensor]) -> KerasTensor:
-        return encoded_like(inputs[0], self.output_mode, self.num_bins, "int32")
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        tensors = [KerasTensor(shape, "string") for shape in input_shape]
-        return self.output_like(tensors).shape
-
-    def _no_features(self, given: str) -> DataError | ModelError:
-        summary = f"layer {self.name!r} must get two or more features of text or integers, (batch,) or (batch, 1)"
-        return DataError(summary, given=given, fix="layer((first, second))")

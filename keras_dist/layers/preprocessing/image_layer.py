@@ -92,17 +92,6 @@ class ImageLayer(Layer):
             return segmentation_masks
         return self.transform_images(segmentation_masks, transformation, training)
 
-    def _filtered(self, images: jax.Array, kernel: jax.Array) -> jax.Array:
-        """Filter each channel by `kernel` (height, width), with zero padding."""
-        channels_last = jnp.moveaxis(images, self._channels, -1)
-        return jnp.moveaxis(image_transforms.filtered(channels_last, kernel, "SAME"), -1, self._channels)
-
-    def _check_colors(self, images: jax.Array, counts: Sequence[int] = (3,)) -> None:
-        if images.shape[self._channels] not in counts:
-            given = f"images of shape {images.shape} with data_format={self.data_format!r}"
-            fix = "pass red, green and blue alone, as images[..., :3], or a gray channel three times"
-            raise ModelError(f"layer {self.name!r} takes images of red, green and blue", given=given, fix=fix)
-
     def _size(self, images: jax.Array) -> tuple[int, int]:
         return image_transforms.height_and_width(images, self.data_format)
 
@@ -170,11 +159,6 @@ class RandomImageLayer(ImageLayer):
 
     def _uniform(self, images: jax.Array, limits: tuple[float, float], seed: Any, *sizes: int) -> jax.Array:
         return random.uniform((images.shape[0], *sizes), *limits, seed=seed)
-
-    def _chosen(self, images: jax.Array, probabilities: tuple[float, float], seed: Any) -> jax.Array:
-        """Draw which images change, (images,), with probabilities between two limits."""
-        probability = self._uniform(images, probabilities, seed)
-        return self._uniform(images, (0.0, 1.0), seed) < probability
 
 
 def check_range(

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist import random
-from keras_dist._support.arguments import check_fraction, check_number, check_option, check_optional, check_size
-from keras_dist.layers.preprocessing.image_layer import Factor, RandomImageLayer, check_range, check_value_range
+from keras_dist._support.arguments import check_number, check_option, check_optional, check_size
+from keras_dist.layers.preprocessing.image_layer import Factor, RandomImageLayer, check_range
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.ops import image_transforms
 
-__all__ = ["RandomCrop", "RandomElasticTransform", "RandomFlip", "RandomPerspective", "RandomRotation", "RandomShear"]
-__all__ += ["RandomTranslation", "RandomZoom"]
+__all__ = ["RandomCrop", "RandomFlip", "RandomRotation", "RandomTranslation", "RandomZoom"]
 
 
 class RandomFlip(RandomImageLayer):
@@ -194,40 +192,6 @@ class RandomTranslation(WarpLayer):
         return image_transforms.translation(*jnp.moveaxis(transformation["translations"], 1, 0))
 
 
-class RandomShear(WarpLayer):
-    """Shear each image by a random factor in training.
-
-    Args:
-        x_factor: range of the shift of a row, as fractions of its distance from the first row; x stands for (-x, x).
-        y_factor: the same for columns.
-        interpolation, fill_mode, fill_value: as in `RandomTranslation`.
-        data_format, seed, **kwargs: as in `RandomBrightness`.
-    """
-
-    def __init__(
-        self,
-        x_factor: Factor = 0.0,
-        y_factor: Factor = 0.0,
-        interpolation: str = "bilinear",
-        fill_mode: str = "reflect",
-        fill_value: float = 0.0,
-        data_format: str | None = None,
-        seed: int | None = None,
-        **kwargs: Unpack[LayerArguments],
-    ) -> None:
-        super().__init__(fill_mode, interpolation, seed, fill_value, data_format, **kwargs)
-        self.x_factor = check_range("x_factor", x_factor, (-1, 1), self.name)
-        self.y_factor = check_range("y_factor", y_factor, (-1, 1), self.name)
-
-    def _draw(self, images: jax.Array, seed: Any) -> Any:
-        sign = jnp.where(self._uniform(images, (0.0, 1.0), seed, 1) > 0.5, -1.0, 1.0)
-        y, x = (self._uniform(images, limits, seed, 1) for limits in (self.y_factor, self.x_factor))
-        return {"shear_factor": jnp.concatenate([x, y], axis=1) * sign}
-
-    def _matrices(self, images: jax.Array, transformation: Any) -> jax.Array:
-        return image_transforms.shear(*jnp.moveaxis(transformation["shear_factor"], 1, 0))
-
-
 class RandomCrop(RandomImageLayer):
     """Crop images at a random position, the same for a whole batch, in training.
 
@@ -269,105 +233,3 @@ class RandomCrop(RandomImageLayer):
         if parts == [self.height, self.width]:
             return images
         return image_transforms.resize(images, (self.height, self.width), data_format=self.data_format)
-
-
-class RandomPerspective(WarpLayer):
-    """Apply a perspective transform that moves the corners of random images in training.
-
-    Args:
-        factor: smallest and largest probability; a number x stands for (0, x).
-        scale: largest displacement of corners, from 0 to 1, as a fraction of twice the distance from the first corner.
-        interpolation: `"bilinear"` or `"nearest"`.
-        fill_value: value around an image.
-        seed, data_format, **kwargs: as in `RandomBrightness`.
-    """
-
-    def __init__(
-        self,
-        factor: Factor = 1.0,
-        scale: float = 1.0,
-        interpolation: str = "bilinear",
-        fill_value: float = 0.0,
-        seed: int | None = None,
-        data_format: str | None = None,
-        **kwargs: Unpack[LayerArguments],
-    ) -> None:
-        super().__init__("constant", interpolation, seed, fill_value, data_format, **kwargs)
-        self.factor = check_range("factor", factor, (0, 1), self.name)
-        self.scale = check_fraction("scale", scale, self.name)
-
-    def _draw(self, images: jax.Array, seed: Any) -> Any:
-        chosen = self._chosen(images, self.factor, seed)
-        limits = (-0.5 * self.scale, 0.5 * self.scale)
-        moved = random.uniform((*chosen.shape, 4, 2), *limits, dtype=self.compute_dtype, seed=seed)
-        bottom, right = (size - 1.0 for size in self._size(images))
-        start = jnp.asarray([[0, 0], [right, 0], [0, bottom], [right, bottom]], moved.dtype)
-        return {
-            "apply_perspective": chosen,
-            "start_points": jnp.broadcast_to(start, moved.shape),
-            "end_points": start + start * moved,
-        }
-
-    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
-        points = (jnp.asarray(transformation[name], "float32") for name in ("start_points", "end_points"))
-        found = self._moved(images, image_transforms.perspective(*points), interpolation, is_affine=False)
-        return jnp.where(transformation["apply_perspective"][:, None, None, None], found, images)
-
-
-class RandomElasticTransform(WarpLayer):
-    """Displace the pixels of random images smoothly in training.
-
-    Args:
-        factor: smallest and largest probability; a number x stands for (0, x).
-        scale: smallest and largest strength, from 0 to 1, the same for a whole batch; a number x stands for (0, x). At
-            1, displacements are about a tenth of the larger side.
-        interpolation: `"bilinear"` or `"nearest"`.
-        fill_mode: values around an image: `"reflect"`, `"mirror"`, `"wrap"`, `"nearest"`, or `"constant"`.
-        fill_value: value around an image for `fill_mode="constant"`.
-        value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
-
-    Differs from Keras: segmentation masks are distorted like their images, and are not clipped.
-    """
-
-    fill_modes = image_transforms.FILL_MODES
-
-    def __init__(
-        self,
-        factor: Factor = 1.0,
-        scale: Factor = 1.0,
-        interpolation: str = "bilinear",
-        fill_mode: str = "reflect",
-        fill_value: float = 0.0,
-        value_range: Sequence[float] = (0, 255),
-        seed: int | None = None,
-        data_format: str | None = None,
-        **kwargs: Unpack[LayerArguments],
-    ) -> None:
-        super().__init__(fill_mode, interpolation, seed, fill_value, data_format, **kwargs)
-        self.factor = check_range("factor", factor, (0, 1), self.name)
-        self.scale = check_range("scale", scale, (0, 1), self.name)
-        self.value_range = check_value_range(value_range, self.name)
-
-    def _draw(self, images: jax.Array, seed: Any) -> Any:
-        if 0 in (self.scale[1], self.factor[1]):
-            return None
-        chosen = self._chosen(images, self.factor, seed)
-        strength = random.uniform((), *self.scale, dtype=self.compute_dtype, seed=seed)
-        key = seed.next() if isinstance(seed, random.SeedGenerator) else seed  # the same for images and masks
-        return {"apply_transform": chosen, "distortion_factor": strength, "seed": key}
-
-    def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
-        found = super().transform_images(images, transformation, training)
-        return found if not training or transformation is None else jnp.clip(found, *self.value_range)
-
-    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
-        rows = jnp.moveaxis(images, self._channels, -1)
-        noise = random.normal(rows.shape[:3], dtype=self.compute_dtype, seed=transformation["seed"])
-        height, width = self._size(images)
-        alpha, sigma = 0.1 * max(height, width), 0.05 * min(height, width)
-        strength = transformation["distortion_factor"]
-        options = (interpolation, self.fill_mode, self.fill_value)
-        reach = sigma * self.scale[1]
-        moved = image_transforms.elastic_transform(rows, noise, alpha * strength, sigma * strength, reach, *options)
-        moved = jnp.moveaxis(moved, -1, self._channels)
-        return jnp.where(transformation["apply_transform"][:, None, None, None], moved, images)

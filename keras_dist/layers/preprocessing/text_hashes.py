@@ -61,17 +61,6 @@ def bins_of(texts: Iterable[str], count: int, key: tuple[int, int] | None = None
     return np.array(found, "int64")
 
 
-def crossed_bin(features: Iterable[str | int], count: int) -> int:
-    """Hash several features to one of `count` bins, as in `tf.sparse.cross_hashed`."""
-    result = _CROSS_KEY
-    for feature in features:
-        number = farmhash64(feature.encode("utf-8", "surrogateescape")) if isinstance(feature, str) else feature & _ALL
-        mixed = number * _CROSS & _ALL
-        result = (result ^ _CROSS ^ (_shift(mixed) * _CROSS)) & _ALL
-        result = _shift(_shift(result * _CROSS & _ALL) * _CROSS & _ALL)
-    return result % count
-
-
 def _word(data: bytes, start: int, size: int = 8) -> int:
     start = start if start >= 0 else len(data) + start
     return int.from_bytes(data[start : start + size], "little")
