@@ -43,6 +43,7 @@ autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
+toc_object_entries_show_parents = "hide"  # the margin of a page has room for `on_epoch_end()`, not for its class
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
@@ -55,7 +56,7 @@ html_css_files = ["site.css"]
 html_js_files = ["filter_tables.js"]
 html_copy_source = html_show_sourcelink = False
 html_theme_options = {
-    "show_toc_level": 2,
+    "show_toc_level": 1,  # classes; the members of the one in view unfold
     "home_page_in_toc": True,
     "use_download_button": False,
     "use_fullscreen_button": False,
