@@ -21,7 +21,7 @@ def pages() -> dict[str, str]:
         own, aliases = [each for each in here if not each.is_alias], [each for each in here if each.is_alias]
         parts = _parts(own)
         for number, part in enumerate(parts):
-            title = package if len(parts) == 1 else f"{package}, {part[0].name} to {part[-1].name}"
+            title = _title(package, parts, part)
             last, listed = number == len(parts) - 1, own if number == 0 else part
             found[page_of(package, number)] = _page(title, package, part, listed, aliases if last else [], number == 0)
     return found
@@ -30,6 +30,10 @@ def pages() -> dict[str, str]:
 def page_of(package: str, number: int = 0) -> str:
     """Return the path of a page of a package."""
     return f"{package}.rst" if number == 0 else f"{package}-{number + 1}.rst"
+
+
+def _title(package: str, parts: list[list[names.Name]], part: list[names.Name]) -> str:
+    return package if len(parts) == 1 else f"{package}, {part[0].name} to {part[-1].name}"
 
 
 def _parts(own: list[names.Name]) -> list[list[names.Name]]:
@@ -100,11 +104,9 @@ def _front_page() -> str:
     lines += ["The examples say ``import keras_dist as kd``.", "", "Names at the top", "----------------", ""]
     lines += [*_table(top), *(line for each in top if not each.is_alias for line in _entry(each))]
     lines += ["Packages", "--------", "", ".. toctree::", "   :maxdepth: 1", ""]
-    numbers = {
-        package: len(_parts([each for each in names.names() if each.package == package and not each.is_alias]))
-        for package in names.packages()
-    }
-    lines += [
-        f"   {page_of(package, number)[:-4]}" for package, count in sorted(numbers.items()) for number in range(count)
-    ]
+    for package in sorted(names.packages()):
+        parts = _parts([each for each in names.names() if each.package == package and not each.is_alias])
+        for number, part in enumerate(parts):
+            title = _title(package, parts, part).removeprefix("keras_dist.")  # the navigation is narrow
+            lines.append(f"   {title} <{page_of(package, number)[:-4]}>")
     return "\n".join(lines) + "\n"

@@ -58,7 +58,8 @@ def _table(title: str, kind: type[BaseModel], strategy: str) -> list[str]:
         for doc in docs
         for name, text in re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", doc, re.MULTILINE)
     }
-    lines = [f"## {title}", "", _prose(kind, strategy), "", "| key | default | |", "|---|---|---|"]
+    heading = f"`{title.removeprefix('[distribution] ')}`" if strategy else title
+    lines = [f"## {heading}", "", _prose(kind, strategy), "", "| key | default | |", "|---|---|---|"]
     for name, field in kind.model_fields.items():
         allowed = "" if not field.description else f" Allowed: {field.description}."
         if name == "strategy" and strategy:

@@ -23,7 +23,7 @@ def test_a_page_begins_with_a_table_of_all_names_of_its_package(package):
 def test_strategies_stand_under_the_words_that_a_config_writes():
     page = schema.pages()["schema.md"]
     titles = re.findall(r"^## (.+)$", page, re.MULTILINE)
-    strategies = re.findall(r'^\[distribution\] strategy = "(\w+)"$', "\n".join(titles), re.MULTILINE)
+    strategies = re.findall(r'^`strategy = "(\w+)"`$', "\n".join(titles), re.MULTILINE)
     assert {*strategies} == {*DistributionConfig.by_name} >= {"tensor_parallel", "sequence_parallel", "spatial"}
     assert not re.search(r"\b[A-Z]\w+Config\b|^## [A-Z]\w+$", page, re.MULTILINE)
     for section in page.split("\n## ")[1:]:
