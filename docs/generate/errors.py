@@ -137,13 +137,12 @@ class _Places:
 
     def __init__(self, tree: ast.Module, constants: Mapping[str, Texts]) -> None:
         self.calls: dict[str, list[_Call]] = defaultdict(list)
-        self._functions: dict[str, ast.FunctionDef] = {}
         imported = {
-            alias.asname or alias.name: constants[node.module][alias.name]
+            alias.asname or alias.name: texts[alias.name]
             for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and node.module in constants
+            if isinstance(node, ast.ImportFrom) and (texts := constants.get(node.module or ""))
             for alias in node.names
-            if alias.name in constants[node.module]
+            if alias.name in texts
         }
         self._walk(tree.body, [{**imported, **_constants(tree)}], None)
 
@@ -224,8 +223,8 @@ def _unpacked(target: ast.AST, value: ast.AST | None, path: Texts) -> dict[str, 
         return {target.id: _text(value, path) if value else "…"}
     if not isinstance(target, ast.Tuple | ast.List):
         return {}
-    are_pairs = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
-    values = value.elts if are_pairs else [None] * len(target.elts)
+    values: list[Any] = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+    values = values if len(values) == len(target.elts) else [None] * len(target.elts)
     return {
         name: text for pair in zip(target.elts, values, strict=True) for name, text in _unpacked(*pair, path).items()
     }

@@ -88,7 +88,8 @@ def rows() -> dict[str, set[errors.Row]]:
 
 
 def compiled() -> kd.Model:
-    model = kd.Sequential([kd.Input((8,)), kd.layers.Dense(1)])
+    layers: list[Any] = [kd.Input((8,)), kd.layers.Dense(1)]
+    model = kd.Sequential(layers)
     model.compile("sgd", "mse")
     return model
 
