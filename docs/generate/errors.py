@@ -286,7 +286,7 @@ def _text(node: ast.AST, texts: Texts) -> str:
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(each, texts) for each in node.values)
     if isinstance(node, ast.FormattedValue):
-        return _part(_text(node.value, texts)) if isinstance(node.value, ast.Name) else "…"
+        return (_part(_text(node.value, texts)) if isinstance(node.value, ast.Name) else "") or "…"
     if isinstance(node, ast.BinOp):
         return _part(_text(node.left, texts)) + _part(_text(node.right, texts))
     if isinstance(node, ast.BoolOp | ast.IfExp):
