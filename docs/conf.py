@@ -43,6 +43,7 @@ autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
+toc_object_entries_show_parents = "hide"  # the margin of a page has room for `on_epoch_end()`, not for its class
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
@@ -55,7 +56,7 @@ html_css_files = ["site.css"]
 html_js_files = ["filter_tables.js"]
 html_copy_source = html_show_sourcelink = False
 html_theme_options = {
-    "show_toc_level": 2,
+    "show_toc_level": 1,  # classes; the members of the one in view unfold
     "home_page_in_toc": True,
     "use_download_button": False,
     "use_fullscreen_button": False,
@@ -64,7 +65,9 @@ html_theme_options = {
 }
 
 GENERATED = ROOT / "docs" / "reference" / "generated"
-FRONT = '<!doctype html><title>keras_dist</title><meta http-equiv="refresh" content="0; url=docs/index.html">'
+FORWARD = '<!doctype html><title>keras_dist</title><meta http-equiv="refresh" content="0; url={}">'
+FORWARDED = {"index.html": "docs/index.html", "docs/start/pretrained.html": "../../notebooks/pretrained.html"}
+"""Pages that lead to another one: the folder of the site, and addresses of pages that moved."""
 
 
 def write_pages(*_: Any) -> None:
@@ -86,10 +89,14 @@ def convert(app: Any, what: str, name: str, obj: object, options: object, lines:
     lines[:] = docstrings.as_rst(lines, package)
 
 
+def write_forwards(app: Any, error: Exception | None) -> None:
+    """Write the pages that lead to another one."""
+    for page, target in FORWARDED.items():
+        (pathlib.Path(app.outdir) / page).write_text(FORWARD.format(target))
+
+
 def setup(app: Any) -> None:
-    """Write pages before Sphinx looks for them, and lead from the folder to the start page."""
+    """Write pages before Sphinx looks for them, and those that lead to others when it is done."""
     app.connect("config-inited", write_pages)
     app.connect("autodoc-process-docstring", convert, priority=400)
-    app.connect(
-        "build-finished", lambda app, error: (pathlib.Path(app.outdir) / "index.html").write_text(FRONT) and None
-    )
+    app.connect("build-finished", write_forwards)

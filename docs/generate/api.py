@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable
 
 import keras_dist
@@ -20,9 +21,9 @@ def pages() -> dict[str, str]:
         own, aliases = [each for each in here if not each.is_alias], [each for each in here if each.is_alias]
         parts = _parts(own)
         for number, part in enumerate(parts):
-            title = package if len(parts) == 1 else f"{package}, {part[0].name} to {part[-1].name}"
-            last = number == len(parts) - 1
-            found[page_of(package, number)] = _page(title, package, part, aliases if last else [], number == 0)
+            title = _title(package, parts, part)
+            last, listed = number == len(parts) - 1, own if number == 0 else part
+            found[page_of(package, number)] = _page(title, package, part, listed, aliases if last else [], number == 0)
     return found
 
 
@@ -31,18 +32,25 @@ def page_of(package: str, number: int = 0) -> str:
     return f"{package}.rst" if number == 0 else f"{package}-{number + 1}.rst"
 
 
+def _title(package: str, parts: list[list[names.Name]], part: list[names.Name]) -> str:
+    return package if len(parts) == 1 else f"{package}, {part[0].name} to {part[-1].name}"
+
+
 def _parts(own: list[names.Name]) -> list[list[names.Name]]:
     ordered = sorted(own, key=lambda each: each.name.lower()) if len(own) > LARGEST else own
     return [ordered[start : start + LARGEST] for start in range(0, len(ordered), LARGEST)] or [[]]
 
 
-def _page(title: str, package: str, own: list[names.Name], aliases: list[names.Name], is_first: bool) -> str:
+def _page(
+    title: str, package: str, own: list[names.Name], listed: list[names.Name], aliases: list[names.Name], is_first: bool
+) -> str:
     lines = [title, "=" * len(title), ""]
     if is_first:
         doc = inspect.getdoc(names.packages()[package]) or ""
         lines += [*docstrings.as_rst(doc.split("\n"), package), "", f".. py:module:: {package}", ""]
     else:
         lines += [f".. py:currentmodule:: {package}", ""]
+    lines += _table(listed)
     lines += [line for each in own for line in _entry(each)]
     if aliases:
         lines += ["Names that are documented elsewhere", "-" * 35, "", *_links(aliases)]
@@ -58,13 +66,27 @@ def _entry(each: names.Name) -> list[str]:
     return [f".. py:data:: {each.full}", "", f"   ``{' '.join(repr(each.value).split())[:200]}``", ""]
 
 
-def _links(listed: Iterable[names.Name]) -> list[str]:
-    lines = []
+def _table(listed: list[names.Name]) -> list[str]:
+    """Return a table of names with the first sentence of each, which link to what is below or on the next pages."""
+    if not listed:
+        return []
+    lines = [".. list-table::", "   :class: names", "   :widths: 35 65", ""]
     for each in listed:
-        first = " ".join((inspect.getdoc(each.value) or "").split("\n\n")[0].split())
-        text = " ".join(docstrings.as_rst([first], each.package))
-        lines.append(f"- :py:obj:`{each.name} <{each.canonical}>`: {text}")
+        lines += [f"   * - :py:obj:`{each.name} <{each.canonical}>`", f"     - {_summary(each)}"]
     return [*lines, ""]
+
+
+def _links(listed: Iterable[names.Name]) -> list[str]:
+    return [*(f"- :py:obj:`{each.name} <{each.canonical}>`: {_summary(each)}" for each in listed), ""]
+
+
+def _summary(each: names.Name) -> str:
+    """Return the first sentence of a name's docstring; a constant has its value."""
+    if not inspect.isclass(each.value) and not inspect.isfunction(each.value):
+        return f"``{' '.join(repr(each.value).split())[:80]}``"
+    first = " ".join((inspect.getdoc(each.value) or "").split("\n\n")[0].split())
+    sentence, *more = re.split(r"(?<=[a-z`)])\. (?=[A-Z`])", first)
+    return " ".join(docstrings.as_rst([f"{sentence}." if more else sentence], each.package))
 
 
 def _front_page() -> str:
@@ -80,16 +102,11 @@ def _front_page() -> str:
         "",
     ]
     lines += ["The examples say ``import keras_dist as kd``.", "", "Names at the top", "----------------", ""]
-    lines += [
-        *_links(each for each in top if each.is_alias),
-        *(line for each in top if not each.is_alias for line in _entry(each)),
-    ]
+    lines += [*_table(top), *(line for each in top if not each.is_alias for line in _entry(each))]
     lines += ["Packages", "--------", "", ".. toctree::", "   :maxdepth: 1", ""]
-    numbers = {
-        package: len(_parts([each for each in names.names() if each.package == package and not each.is_alias]))
-        for package in names.packages()
-    }
-    lines += [
-        f"   {page_of(package, number)[:-4]}" for package, count in sorted(numbers.items()) for number in range(count)
-    ]
+    for package in sorted(names.packages()):
+        parts = _parts([each for each in names.names() if each.package == package and not each.is_alias])
+        for number, part in enumerate(parts):
+            title = _title(package, parts, part).removeprefix("keras_dist.")  # the navigation is narrow
+            lines.append(f"   {title} <{page_of(package, number)[:-4]}>")
     return "\n".join(lines) + "\n"

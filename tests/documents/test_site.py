@@ -33,6 +33,20 @@ def test_the_site(tmp_path):
         if "_static" not in page.parts:  # templates of the theme
             check_links(page, text, pages)
 
+    check_margin(pages[tmp_path / "docs" / "reference" / "generated" / "keras_dist.callbacks.html"])
+    assert "notebooks/pretrained.html" in (tmp_path / "docs" / "start" / "pretrained.html").read_text()
+
+
+def check_margin(text):
+    """The contents beside a page list classes once, and methods without the class before them."""
+    margin = text.partition('id="pst-secondary-sidebar"')[2]
+    entries = re.findall(r"<li class=\"(toc-h\d) nav-item[^>]*><a [^>]*>(.*?)</a>", margin, re.DOTALL)
+    classes, methods = (
+        [re.sub(r"<[^>]+>", "", name) for at, name in entries if at == level] for level in ("toc-h2", "toc-h3")
+    )
+    assert {"BackupAndRestore", "EarlyStopping"} < {*classes} and len({*classes}) == len(classes)
+    assert "on_epoch_end()" in methods and not [name for name in methods if "." in name]
+
 
 def check_links(page, text, pages):
     for target, anchor in re.findall(r"href=\"(?!\w+:)([^\"#?]*)(?:#([^\"]*))?\"", text):

@@ -26,6 +26,11 @@ THREADS = {
     "jax#28988: optimizer state in host memory": ("how_to/out_of_memory.md", "## Optimizer slots in host memory"),
     "keras-hub#1628: which part of a fine-tuning is out of memory": ("how_to/out_of_memory.md", "counts it by role"),
     "keras-hub#2806: layouts without expressions for paths": ("how_to/tensor_parallel.md", "## Let it find the rules"),
+    "mixed precision on a mesh: loss scaling": ("how_to/mixed_precision.md", "## float16: the scale of the loss"),
+    "mixed precision on a mesh: what is kept": ("how_to/mixed_precision.md", "## What stays in float32"),
+    "mixed precision of a layer": ("how_to/mixed_precision.md", "## A policy for one layer"),
+    "which host reads which rows": ("how_to/multi_host_data.md", "## Each process has its own files"),
+    "LoRA of a model of layers": ("how_to/lora.md", "`enable_lora`"),
     "keras#18983: ModelParallel(device_mesh=, layout_map=)": ("how_to/mistakes.md", "`ModelParallel(mesh, rules)`"),
 }
 
