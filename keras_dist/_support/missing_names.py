@@ -15,8 +15,8 @@ from typing import Any
 from keras_dist.errors import did_you_mean
 
 _IN_DATA = (
-    "AugMix AutoContrast ContrastLimitedAdaptiveHistogramEqualization CutMix Equalization HashedCrossing MelSpectrogram "
-    "MixUp RandAugment RandomColorDegeneration RandomColorJitter RandomElasticTransform RandomErasing "
+    "AugMix AutoContrast ContrastLimitedAdaptiveHistogramEqualization CutMix Equalization HashedCrossing MixUp "
+    "MelSpectrogram RandAugment RandomColorDegeneration RandomColorJitter RandomElasticTransform RandomErasing "
     "RandomGaussianBlur RandomGrayscale RandomHue RandomInvert RandomPerspective RandomPosterization RandomSaturation "
     "RandomSharpness RandomShear STFTSpectrogram Solarization"
 )
