@@ -206,7 +206,8 @@ class KerasTensor:
 
     def _no_value(self, summary: str, what: str) -> ModelError:
         given = f"{what} on {self!r}"
-        fix = "use layers, keras_dist.ops or operators, or layers.Lambda(lambda x: jnp.sum(x, axis=1))(tensor)"
+        fix = "use layers, keras_dist.ops or operators; layers.NNXLayer(module)(tensor) for a flax.nnx module, or "
+        fix += "layers.Lambda(lambda x: jnp.sum(x, axis=1))(tensor) for a function of jax"
         return ModelError(f"{summary}: it stands for an array that a model will compute", given=given, fix=fix)
 
 
