@@ -28,13 +28,16 @@ def layered(layer):
 
 
 def rules():
-    return kd.LayoutMap(kd.DeviceMesh("data=2,model=4"), {".*kernel": (None, "model")})
+    layouts = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
+    layouts["r/.*kernel"] = (None, "model")
+    return layouts
 
 
 @pytest.mark.first_cases(2)
 @pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU, layers.SimpleRNN])
 @pytest.mark.parametrize(
-    "strategy", [kd.DataParallel, lambda: kd.FullySharded(kd.DeviceMesh("data=8")), lambda: kd.ModelParallel(rules())]
+    "strategy",
+    [kd.DataParallel, lambda: kd.FullySharded(kd.DeviceMesh("data=8")), lambda: kd.ModelParallel(rules(), "data")],
 )
 def test_the_gradients_of_a_recurrent_layer(kind, strategy):
     with strategy().scope():
