@@ -21,7 +21,8 @@ from jax.experimental import checkify
 
 from keras_dist.errors import ModelError
 
-Arguments, Result = ParamSpec("Arguments"), TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
@@ -153,11 +154,12 @@ def with_auto_axes(array: Any) -> Any:
     """Return an array of a mesh with Explicit axes, in the same memory, as an array of a mesh with Auto axes."""
     if not isinstance(array, jax.Array) or is_traced(array) or has_explicit_mesh():
         return array
-    mesh = getattr(array.sharding, "mesh", None)
+    given: Any = array.sharding
+    mesh = getattr(given, "mesh", None)
     if mesh is None or jax.sharding.AxisType.Explicit not in mesh.axis_types:
         return array
     auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
-    sharding = jax.sharding.NamedSharding(auto, array.sharding.spec)
+    sharding = jax.sharding.NamedSharding(auto, given.spec)
     return jax.make_array_from_single_device_arrays(
         array.shape, sharding, [one.data for one in array.addressable_shards]
     )
