@@ -14,12 +14,13 @@ import numpy as np
 
 from keras_dist._support.stateless_scope import current_scope
 from keras_dist._support.types import PyTree
+from keras_dist._unstable.jax_internals import hide_explicit_mesh_in, hides_explicit_mesh, with_auto_axes
 from keras_dist.errors import LayoutError, ModelError, shorten
 
 
 def value_of(operand: Any) -> Any:
-    """Return the array that `operand` represents; return anything else unchanged."""
-    return operand.value if isinstance(operand, Operators) else operand
+    """Return the array that `operand` represents, for a mesh with Auto axes; return anything else unchanged."""
+    return with_auto_axes(operand.value if isinstance(operand, Operators) else operand)
 
 
 def values_in(tree: PyTree) -> PyTree:
@@ -42,6 +43,7 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
     return lambda self, other: _computed(function, other, self)
 
 
+@hides_explicit_mesh
 def _computed(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     try:
         return function(value_of(one), value_of(other))
@@ -56,6 +58,7 @@ def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda self: function(self.value)
 
 
+@hide_explicit_mesh_in
 class Operators:
     """Base of objects that represent an array. Subclasses define what is only declared here.
 

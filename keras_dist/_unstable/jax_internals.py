@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.core
 import jax.extend.core
 import numpy as np
 from jax._src import checkify as checkify_internals
-from jax._src import core, dtypes
+from jax._src import core, dtypes, sharding_impls
 from jax._src import mesh as mesh_lib
 from jax._src.shard_map import shard_map_p
 from jax.experimental import checkify
+
+from keras_dist.errors import ModelError
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
@@ -98,13 +104,77 @@ def itemsize(dtype: Any) -> int:
 
 
 @contextlib.contextmanager
+def without_mesh() -> Iterator[None]:
+    """Hide the mesh that the caller has set."""
+    with (
+        jax.sharding.use_abstract_mesh(mesh_lib.empty_abstract_mesh),
+        sharding_impls._internal_use_concrete_mesh(mesh_lib.empty_concrete_mesh),
+    ):
+        yield
+
+
+def has_explicit_mesh() -> bool:
+    """Whether the mesh that is set has Explicit axes: under it JAX refuses arrays of a mesh with Auto axes."""
+    return jax.sharding.AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+
+
+def hides_explicit_mesh(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a function that users call: a mesh with Explicit axes that they have set is hidden while it runs."""
+
+    @functools.wraps(function)
+    def hidden(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if not has_explicit_mesh():
+            return function(*args, **kwargs)
+        try:
+            with without_mesh():
+                return function(*args, **kwargs)
+        except ValueError as error:
+            if "not under a mesh context" not in str(error):
+                raise
+            fix = (
+                "kd.set_distribution(...) before the model is made, and jax.lax.with_sharding_constraint in the module"
+            )
+            raise ModelError(
+                "the module is written for a mesh with Explicit axes", given=str(error), fix=fix
+            ) from error
+
+    return hidden
+
+
+def hide_explicit_mesh_in(cls: Any) -> Any:
+    """Apply `hides_explicit_mesh` to the public methods that a class defines; return the class."""
+    for name, member in list(vars(cls).items()):
+        is_entry = name in ("__call__", "__init__", "__setitem__") or not name.startswith("_")
+        if is_entry and inspect.isfunction(member) and name not in ("build", "call"):  # which `__call__` calls
+            setattr(cls, name, hides_explicit_mesh(member))
+    return cls
+
+
+def with_auto_axes(array: Any) -> Any:
+    """Return an array of a mesh with Explicit axes, in the same memory, as an array of a mesh with Auto axes."""
+    if not isinstance(array, jax.Array) or is_traced(array) or has_explicit_mesh():
+        return array
+    given: Any = array.sharding
+    mesh = getattr(given, "mesh", None)
+    if mesh is None or jax.sharding.AxisType.Explicit not in mesh.axis_types:
+        return array
+    auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+    sharding = jax.sharding.NamedSharding(auto, given.spec)
+    return jax.make_array_from_single_device_arrays(
+        array.shape, sharding, [one.data for one in array.addressable_shards]
+    )
+
+
+@contextlib.contextmanager
 def in_mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Iterator[None]:
     """Set JAX's mesh, in both of its ways, for `shard_map`, bare specs and modules; a mesh set in a trace stays."""
-    inner = is_tracing()
-    if inner and not jax.sharding.get_abstract_mesh().empty:
-        yield
-        return
     with contextlib.ExitStack() as stack:
+        if has_explicit_mesh():
+            stack.enter_context(without_mesh())
+        inner = is_tracing()
+        if inner and not jax.sharding.get_abstract_mesh().empty:
+            yield
+            return
         if isinstance(mesh, jax.sharding.AbstractMesh):
             stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
             yield

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.array_operators import native
 from keras_dist._support.types import ArrayLike, PyTree
-from keras_dist._unstable.jax_internals import is_key_dtype, is_traced
+from keras_dist._unstable.jax_internals import is_key_dtype, is_traced, without_mesh
 from keras_dist.distribution import lint
 from keras_dist.distribution.jobs import heartbeat, job
 from keras_dist.distribution.jobs.job import connect
@@ -73,6 +73,7 @@ def put(tree: PyTree, shardings: PyTree) -> PyTree:
     return jax.device_put(tree, shardings)
 
 
+@without_mesh()
 def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a value") -> jax.Array:
     """Return a copy of `value` with `sharding`; on an abstract mesh its shape. All processes must have one value.
 

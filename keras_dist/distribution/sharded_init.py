@@ -21,7 +21,7 @@ import numpy as np
 from keras_dist._support import backend_environment
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable import jaxprs
-from keras_dist._unstable.jax_internals import in_mesh
+from keras_dist._unstable.jax_internals import in_mesh, without_mesh
 from keras_dist.distribution.jobs import heartbeat
 from keras_dist.distribution.jobs.consistency import agreed_programs, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
@@ -66,7 +66,7 @@ class CompiledInit:
             indices: list[int], function: Callable[..., Any], numbers: tuple[np.ndarray, ...], known_as: Hashable
         ) -> None:
             jitted = jax.jit(function, out_shardings=[shardings[i] for i in indices])
-            wanted.append((known_as, lambda: jitted.lower(*numbers, *flat_args)))
+            wanted.append((known_as, without_mesh()(lambda: jitted.lower(*numbers, *flat_args))))
 
         # processes that compare programs compile all of them; forms do not include constants and layouts
         is_kept = not (is_shared(plan.mesh) or closed.consts or any(isinstance(arg, jax.Array) for arg in flat_args))

@@ -16,7 +16,7 @@ import jax
 
 from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import PyTree
-from keras_dist._unstable.jax_internals import in_mesh
+from keras_dist._unstable.jax_internals import has_explicit_mesh, in_mesh, without_mesh
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import KerasDistError, ModelError
 
@@ -73,7 +73,7 @@ def traced_in(
     is_elsewhere = any(not kind.sharding.mesh.empty and kind.sharding.mesh.size != mesh.size for kind in types)
     try:
         if is_uneven or is_elsewhere:
-            with _traced_in(None):
+            with without_mesh() if has_explicit_mesh() else contextlib.nullcontext(), _traced_in(None):
                 return trace()
         with in_mesh(mesh.backend_mesh), _traced_in(distribution):
             return trace()

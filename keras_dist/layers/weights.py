@@ -18,6 +18,7 @@ from keras_dist._support.array_operators import value_of
 from keras_dist._support.lending import Borrower, Lendable
 from keras_dist._support.types import ArrayLike
 from keras_dist._unstable.flax_internals import attribute_order, restore_order, variable_role
+from keras_dist._unstable.jax_internals import hide_explicit_mesh_in
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.runtime import LayerRuntime
 from keras_dist.metrics import Metric
@@ -88,6 +89,9 @@ def _walk(
     seen.add(id(node))
     if hasattr(node, "_trainable"):
         owners = (node, *owners)
+    for inner, variable, inside in getattr(node, "_first_weights", tuple)():
+        seen.add(id(variable))
+        yield tree_paths.visible((*parts, *inner)), variable, (inside, *owners)
     for inner, variable in sorted(direct_variables(node), key=lambda item: _rank(item[1])):
         if id(variable) not in seen:
             seen.add(id(variable))
@@ -134,6 +138,7 @@ def penalties(module: Any) -> list[jax.Array]:
     return found
 
 
+@hide_explicit_mesh_in
 class WeightOwner:
     """The weights, losses and metrics of a layer."""
 

@@ -28,7 +28,7 @@ from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
 from keras_dist.saving.configurable import Configurable, not_initialised
 from keras_dist.saving.object_registry import snake_case
-from keras_dist.variables import Variable
+from keras_dist.variables import Variable, call_context
 
 _INITIALIZERS: dict[str, Callable[..., np.ndarray]] = {"zeros": np.zeros, "ones": np.ones}
 
@@ -272,7 +272,12 @@ class MetricState(Borrower):
 
     def set_to_copy(self, variable: Lendable, value: Any) -> None:
         if is_traced(value):
-            raise trace_error(variable.path)  # pyright: ignore[reportArgumentType]
+            if (layer := call_context.caller()) is None:
+                raise trace_error(variable.path)  # pyright: ignore[reportArgumentType]
+            fix = "add_loss(value) in `call` for a term of the loss; to log a value compile(metrics=[...]), or update "
+            fix += "the metric in an overridden `compute_metrics` or `train_step`"
+            summary = f"layer {layer!r} updates a metric inside of `call`: metrics are not updated there"
+            raise ModelError(summary, given=f"an assignment to the variable {variable.path!r} of a metric", fix=fix)
         with jax.ensure_compile_time_eval():
             self.take(variable, jnp.array(value, variable.dtype))  # pyright: ignore[reportUnknownMemberType]
 

@@ -282,7 +282,9 @@ def _steps_of(model: CompileMethods, given: TrainStep | None) -> tuple[TrainStep
 
 
 def _measures_itself(model: StepMethods, has_train_step: bool) -> bool:
-    """Whether the model's class overrides a measuring method of Keras's steps, or updates metrics in its loss."""
+    """Whether the model's class overrides `metrics` or a measuring method, or updates metrics in its loss."""
+    if type(model).metrics is not StepMethods.metrics:  # which alone are logged then
+        return True
     # beside a custom `train_step`, `compute_loss_and_updates` is often a part of that, with other arguments
     names = _MEASURES if has_train_step else (*_MEASURES, "compute_loss_and_updates")
     if any(_own(model, name) is not None for name in names):

@@ -181,13 +181,14 @@ class Trainer(CompileMethods):
 
         Raises:
             ModelError: the model is not compiled with a loss, or an argument cannot be used.
+            DistributionError: the current distribution is not the distribution of the model.
             DataError: the data cannot be batched.
 
         Differs from Keras: `seed`.
         """
         self._check_compiled("evaluate")
         examples = fitting.batching(fitting.source(self, x, y, sample_weight), batch_size, steps)
-        session = self._with_weights(examples.source.x)
+        session = self._on_its_mesh("evaluate", examples.source.x)
         session.check_measures("evaluate")
         draw = session.next_draw(fitting.checked_seed(self, "test", seed))
         hooks = fitting.callback_list(self, callbacks, verbose, examples)
@@ -229,6 +230,7 @@ class Trainer(CompileMethods):
 
         Raises:
             ModelError: an output has neither rows nor one shape in all batches, or an argument cannot be used.
+            DistributionError: the current distribution is not the distribution of the model.
             DataError: the data cannot be batched.
 
         Example:
@@ -259,7 +261,7 @@ class Trainer(CompileMethods):
             check_callable("call", call, "module, x, training, rngs")
         check_option("local", local, (False, True))
         examples = fitting.batching(fitting.source(self, x, only_inputs=True), batch_size, steps)
-        session = self._with_weights(examples.source.x)
+        session = self._on_its_mesh("predict", examples.source.x)
         draw = session.next_draw(fitting.checked_seed(self, "predict", seed, call))
         hooks = fitting.callback_list(self, callbacks, verbose, examples)
         return session.trainer.predict(examples, hooks, draw, call, local)
@@ -295,7 +297,8 @@ class Trainer(CompileMethods):
     def test_on_batch(self, x: Any, y: PyTree = None, sample_weight: PyTree = None, return_dict: bool = False) -> Any:
         """Compute the loss and the metrics of a batch; see `evaluate`."""
         x, y, sample_weight = fitting.arrays_of_batch(self, x, y, sample_weight)
-        session = self._compiled("test_on_batch", x)
+        self._check_compiled("test_on_batch")
+        session = self._on_its_mesh("test_on_batch", x)
         session.check_measures("test_on_batch")
         values = session.trainer.test_batch(ArraySource(x, y, sample_weight), session.next_draw())
         return fitting.keras_result(values, return_dict)
@@ -305,7 +308,7 @@ class Trainer(CompileMethods):
         """Return the outputs for a batch; see `predict`."""
         check_option("local", local, (False, True))
         x, _, _ = fitting.arrays_of_batch(self, x, only_inputs=True)
-        session = self._with_weights(x)
+        session = self._on_its_mesh("predict_on_batch", x)
         return session.trainer.predict_batch(ArraySource(x), session.next_draw(), local)
 
     def lower_train_step(self, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> jax.stages.Lowered:
@@ -318,7 +321,13 @@ class Trainer(CompileMethods):
         return self._compiled("lower_train_step", x).trainer.lower_train(ArraySource(x, y, sample_weight))
 
     def _ready_to_train(self, method: str, x: Any) -> BuiltModel:
-        session = self._compiled(method, x)
-        session.check_current_distribution(method)
+        self._check_compiled(method)
+        session = self._on_its_mesh(method, x)
         session.warn_of_trainable()
+        return session
+
+    def _on_its_mesh(self, method: str, x: Any) -> BuiltModel:
+        """Return the built model; raise if the current distribution is another one."""
+        session = self._with_weights(x)
+        session.check_current_distribution(method)
         return session

@@ -10,6 +10,7 @@ from typing import Any
 
 from keras_dist._support.text_tables import Table, render
 from keras_dist.distribution.lint import Problem
+from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.pipelining import Pipeline
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import layout_table, render_bytes
@@ -184,8 +185,26 @@ class PlanReport:
             notes += [f"estimate: {more} more operations"] * (more > 0)
         notes += [f"kernel: {text}" for text in self.kernels]
         notes += [f"pipeline: {each}" for each in self.pipelines]
+        notes += [f"loop: {text}" for text in self.loop_lines()]
         notes += [f"assumed: {text}" for text in self.assumed]
         return render(layouts, sizes, moved, *compared, *notes)
+
+    def loop_lines(self) -> list[str]:
+        """Return a line for each recurrent layer whose gradients are all-reduced in every turn of its loop."""
+        mesh, found = self.state.mesh, dict[str, list[int]]()
+        for each in self.step.collectives if not self.pipelines else ():
+            for row in self.state.rows if each.kind == "all_reduce" and each.turns > 1 and each.layer else ():
+                others = [axis for dim in row.axes for axis in axis_tuple(dim) if axis not in each.axes]
+                if row.path.startswith(f"{each.layer}/") and row.nbytes == each.nbytes * mesh.axis_size(others):
+                    found.setdefault(each.layer, [each.turns, 0, 0])
+                    found[each.layer][1] += each.nbytes_per_step
+                    found[each.layer][2] += each.nbytes
+                    break
+        return [
+            f"gradients of {layer} are all-reduced in each of {turns} turns: {render_bytes(total)} instead of "
+            f"{render_bytes(once)}. Compilers for TPUs reduce once. `unroll=True` of the layer joins the exchanges"
+            for layer, (turns, total, once) in found.items()
+        ]
 
     def difference_lines(self) -> list[tuple[str, ...]]:
         """Return lines of kind, axes, bytes propagated and compiled, and their difference; none without compilation."""

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import random
+from keras_dist._support.array_operators import values_in
 from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist._unstable.jax_internals import refuse_as_array
 from keras_dist.distribution.strategy import distribution as current_distribution
@@ -63,6 +64,7 @@ class Operation:
         """Return the result for arrays, or a symbolic result for symbolic tensors."""
         if is_any_symbolic((args, kwargs)):
             return connect(self, args, kwargs).outputs
+        args, kwargs = values_in((args, kwargs))
         return OPERATIONS[self.name](*args, **kwargs)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> PyTree:
@@ -204,7 +206,8 @@ class KerasTensor:
 
     def _no_value(self, summary: str, what: str) -> ModelError:
         given = f"{what} on {self!r}"
-        fix = "use layers, keras_dist.ops or operators, or layers.Lambda(lambda x: jnp.sum(x, axis=1))(tensor)"
+        fix = "use layers, keras_dist.ops or operators; layers.NNXLayer(module)(tensor) for a flax.nnx module, or "
+        fix += "layers.Lambda(lambda x: jnp.sum(x, axis=1))(tensor) for a function of jax"
         return ModelError(f"{summary}: it stands for an array that a model will compute", given=given, fix=fix)
 
 

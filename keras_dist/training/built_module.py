@@ -79,8 +79,9 @@ class BuiltModule:
             arguments, options = treedef.unflatten(filled)
             outputs, module, context = self._run(trainable, rest, arguments, options, training, draw, (values, masks))
             masks = [context.mask_of(leaf) for leaf in jax.tree.leaves(outputs)]
-            flatten = self.cell.graph.flatten
-            before, after = flatten(trainable, rest), flatten(trainable, self.cell.graph.split(module)[1])
+            flatten, split = self.cell.graph.flatten, self.cell.graph.split(module)
+            before = flatten(trainable, rest)  # steps drop what a foreign module assigns to its parameters
+            after = flatten(split[0] if isinstance(module, Layer) else trainable, split[1])
             return outputs, masks, dict(self._changes(before, after, training)), added_losses(module)
 
         stated = None if self.trainability is None else self.trainability.stated()

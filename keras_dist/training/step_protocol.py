@@ -7,7 +7,7 @@ Both are pure functions of arrays and run in the same programs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -67,7 +67,7 @@ class ProtocolStep:
         """Return the accumulators of the logs (traced)."""
         self._protocol.prepare(self._protocol.model, state, batch)
         self._variables = self._protocol.metrics_variables()
-        logs, after, _ = self._run(state, batch, [jnp.asarray(value) for value in self._reset_values()])
+        logs, after, _ = self._run(state, batch, map(jnp.asarray, self._reset_values()))
         pairs = zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True)
         self.changed = [place for place, (old, new) in enumerate(pairs) if old is not new]
         shapes = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in logs.items()}
@@ -80,26 +80,27 @@ class ProtocolStep:
         """Return the values of the metrics' variables after a reset."""
         with StatelessScope(), jax.ensure_compile_time_eval():  # also inside of a trace
             self._protocol.model.reset_metrics()
-            return [np.asarray(variable.value) for variable in self._variables]
+            values = [np.asarray(variable.value) for variable in self._variables]
+            return values or [np.zeros(())]  # the loop waits for a result of each step
 
     def advance(
         self, state: TrainState, batch: Batch, logs: Mapping[str, Any], rows: int, draw: Draw | None
     ) -> tuple[TrainState, dict[str, Any]]:
         """Return state and logs after a batch (traced); random generators are part of the state."""
-        found, after, metrics = self._run(state, batch, list(logs[VARIABLES]))
+        found, after, metrics = self._run(state, batch, logs[VARIABLES])
         if set(found) != set(logs) - {VARIABLES}:
             summary = f"{self._mode}_step logs other names than before"
             fix = "return the same names from every step"
             raise ModelError(summary, given=f"{sorted(found)}", expected=f"{sorted(set(logs) - {VARIABLES})}", fix=fix)
         # in the order and the dtypes of before: loops carry them
         return after, {
-            VARIABLES: metrics,
+            VARIABLES: metrics or logs[VARIABLES],
             **{name: jnp.asarray(found[name], logs[name].dtype) for name in logs if name != VARIABLES},
         }
 
     def hold(self, metrics: ModelMetrics, accumulators: Mapping[str, Any], logs: Mapping[str, Any]) -> None:
         """Load these logs into the metric objects of the model."""
-        for variable, value in zip(self._variables, logs[VARIABLES], strict=True):
+        for variable, value in zip(self._variables, logs[VARIABLES], strict=False):
             variable.lend_to(MetricState(value))
 
     def predict(self, state: TrainState, x: PyTree, draw: Draw) -> tuple[TrainState, PyTree]:
@@ -114,9 +115,10 @@ class ProtocolStep:
         return tree.unflatten(leaves), values_in(returned[0])
 
     def _run(
-        self, state: TrainState, batch: Batch, metrics: list[Any]
+        self, state: TrainState, batch: Batch, metrics: Iterable[Any]
     ) -> tuple[dict[str, Any], TrainState, list[jax.Array]]:
         """Return the logs, and the state and the variables of metrics afterwards."""
+        metrics = [*metrics] if self._variables else []
         places, slots, leaves, tree = self._places(state)
         indices = [*places, slots] if self._mode == "train" else [*places]
         given = [[leaves[place] for place in part] for part in indices]

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import keras_dist as kd
 from keras_dist import layers
@@ -209,3 +210,13 @@ def test_an_unknown_dim_is_traced_once_as_a_symbolic_dim():
 )
 def test_dims_that_must_be_integers_are_unknown_all_the_same(call, shape):
     assert layers.Lambda(call)(layers.Input((None, 4))).shape == shape
+
+
+@pytest.mark.parametrize("kind", [nnx.Linear, nnx.BatchNorm, nnx.LayerNorm])
+def test_a_module_called_on_a_symbolic_tensor_names_a_way_that_works(kind: Any) -> None:
+    sizes, inputs = (4, 3)[: 2 if kind is nnx.Linear else 1], kd.Input((4,))
+    module = kind(*sizes, rngs=nnx.Rngs(0))
+    with pytest.raises(ModelError, match="KerasTensor") as caught:
+        module(inputs)
+    assert "layers.NNXLayer(module)(tensor)" in caught.value.fix
+    assert layers.NNXLayer(module)(inputs).shape == (None, sizes[-1])

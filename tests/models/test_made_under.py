@@ -153,3 +153,15 @@ def test_weights_of_a_layer_outside_of_models_lie_as_the_distribution_says_and_s
         model = kd.Sequential([kd.Input((8,)), layer])
     assert axes(model) == SHARDED
     np.testing.assert_array_equal(model.get_weights()[0], np.ones((8, 4)))
+
+
+@pytest.mark.parametrize(
+    "method", ["fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"]
+)
+def test_another_scope_than_the_scope_of_the_model_is_an_error(method):
+    model = sequential()
+    model.compile("sgd", "mse")
+    model.build((None, 8))
+    data = (X,) if "predict" in method else (X, Y)
+    with kd.DataParallel().scope(), pytest.raises(DistributionError, match=f"{method}: the current distribution"):
+        getattr(model, method)(*data)

@@ -126,3 +126,46 @@ def test_those_that_a_model_updates_itself_in_its_loss_are_measured_and_reset():
     assert model.evaluate(X, Y[:, None], len(X), verbose=0, return_dict=True)["seen"] == pytest.approx(
         history["seen"][0]
     )
+
+
+class Counting(kd.layers.Layer):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.seen = metrics.Mean("seen")
+
+    def call(self, inputs: Any) -> Any:
+        self.seen.update_state(inputs)
+        return inputs
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict", "__call__"])
+def test_an_update_inside_of_call_names_other_ways(method: str) -> None:
+    model = kd.Sequential([Counting(name="counting"), kd.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    x = jnp.ones((8, 3))
+    with pytest.raises(ModelError, match="layer 'counting' updates a metric inside of `call`") as caught:
+        getattr(model, method)(*((x, x) if method in ("fit", "evaluate") else (x,)))
+    for way in ("add_loss", "compile(metrics=", "compute_metrics", "train_step"):
+        assert way in caught.value.fix
+
+
+@pytest.mark.parametrize("names", [["seen"], [], ["seen", "loss"]])
+def test_a_model_that_overrides_metrics_logs_these_alone(names: list[str]) -> None:
+    class Own(kd.Sequential):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.seen = metrics.Mean("seen")
+
+        @property
+        def metrics(self) -> list[Any]:
+            known = {metric.name: metric for metric in super().metrics}
+            return [known[name] for name in names if name in known]
+
+    model = Own([kd.Input((3,)), kd.layers.Dense(3)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    x = jnp.ones((8, 3))
+    assert {*model.fit(x, x, 4, validation_data=(x, x), verbose=0).history} == {
+        *names,
+        *(f"val_{one}" for one in names),
+    }
+    assert {*model.evaluate(x, x, verbose=0, return_dict=True)} == {*names}

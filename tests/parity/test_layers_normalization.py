@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import keras_dist as kd
 from keras_dist import layers
 from tests.parity.compare import build, cases, compare, compare_layers, compare_masked, picked
 
@@ -132,3 +133,20 @@ def test_spectral_normalization_in_training(keras, kind, steps, seed):
         return (layer(x, training=True), layer.vector_u[...]), (outputs, moved)
 
     compare(both, x)
+
+
+def test_spectral_normalization_in_a_model(keras):
+    x = draw((8, 6), 0)
+    found = []
+    for package in (keras, kd):
+        of = package.layers
+        model = package.Sequential([package.Input((6,)), of.SpectralNormalization(of.Dense(4)), of.Dense(2)])
+        random = np.random.default_rng(7)
+        model.set_weights([random.normal(size=weight.shape).astype("float32") for weight in model.weights])
+        results = [model.predict(x, verbose=0), model(x, training=True), model(x, training=False)]
+        model.compile(package.optimizers.SGD(0.01), "mse")
+        results += [model.fit(x, x[:, :2], 4, 3, shuffle=False, verbose=0).history["loss"], *model.get_weights()]
+        results += [model.evaluate(x, x[:, :2], verbose=0), model(x, training=True), *model.get_weights()]
+        found.append(results)
+    for theirs, ours in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -32,8 +32,6 @@ def model_of(cases):
 
 def close(ours, theirs, names):
     for name, a, b in zip(names, ours, theirs, strict=True):
-        if name == "SpectralNormalization":  # Keras divides in training alone
-            continue
         np.testing.assert_allclose(*(np.asarray(jax.tree.leaves(one)[0]) for one in (a, b)), 1e-4, 1e-5, err_msg=name)
 
 

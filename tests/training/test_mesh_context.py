@@ -160,3 +160,63 @@ def test_other_errors_on_a_short_batch_stay_as_they_are():
 def test_specs_for_other_meshes(shard, what):
     with pytest.raises(ModelError, match=what):
         net(shard)
+
+
+@pytest.fixture(params=[("data", 8), ("rows", 4)], ids=str)
+def explicit(request):
+    """Set a mesh with Explicit axes, JAX's default kind, as a user does."""
+    (axis, size), before = request.param, jax.sharding.get_abstract_mesh()
+    mesh = jax.make_mesh((size,), (axis,), devices=jax.devices()[:size])
+    assert before.empty and set(mesh.axis_types) == {jax.sharding.AxisType.Explicit}
+    with jax.set_mesh(mesh):
+        yield mesh
+
+
+def layered():
+    members = [kd.layers.Dense(16, "relu", kernel_regularizer="l2"), kd.layers.BatchNormalization(), kd.layers.Dense(4)]
+    return kd.Sequential([kd.Input((WIDTH,)), *members])
+
+
+def used(model, given=lambda x: x):
+    """The results of what users call, for data as `given` makes it."""
+    x, y = given(X[:8]), given(X[:8, :4])
+    model.compile("adam", "mse", metrics=["mae"])
+    found = [*model.fit(x, y, 4, verbose=0, shuffle=False).history.values(), model.evaluate(x, y, verbose=0)]
+    found += [model.train_on_batch(x, y), model.predict(x, verbose=0), model(x), model.layers[0](X[:8])]
+    parts = model.trainable_variables, model.non_trainable_variables
+    trained, others = ([variable.value for variable in part] for part in parts)
+    found += [model.stateless_call(trained, others, X[:8])[0], *model.losses]
+    model.weights[0].assign(given(np.ones(model.weights[0].shape, "float32")))
+    kd.optimizers.Adam().apply([np.ones(one.shape, "float32") for one in trained], parts[0])
+    error = kd.metrics.MeanSquaredError()
+    error.update_state(y, y)
+    return [*found, *model.get_weights(), error.result(), kd.losses.MeanSquaredError()(y, y)]
+
+
+def test_a_mesh_with_explicit_axes_around_everything(explicit):
+    is_before, make = explicit.size == 8, scope if explicit.size == 8 else kd.DataParallel().scope
+    with jax.set_mesh(None), make():
+        kd.set_random_seed(3)
+        expected, model = used(layered()), None
+        kd.set_random_seed(3)
+        if not is_before:
+            model = layered()
+            model.compile("sgd", "mse")
+    sharding = jax.sharding.NamedSharding(explicit, P(explicit.axis_names[0]))
+    with make():
+        found = used(model or layered(), lambda x: jax.device_put(x, sharding))
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("specs", ["reshard", "out_sharding"])
+def test_layers_for_explicit_axes_without_a_distribution(explicit, specs):
+    class Layer(kd.Layer):
+        def call(self, inputs):
+            if specs == "reshard":
+                return jax.sharding.reshard(inputs, P(*explicit.axis_names))
+            return jnp.einsum("ij,kj->ik", inputs, inputs, out_sharding=P(*explicit.axis_names))
+
+    with pytest.raises(ModelError, match="is written for a mesh with Explicit axes"):
+        kd.Sequential([kd.Input((WIDTH,), batch_size=8), Layer()])
+    with scope(), pytest.raises(ModelError, match=r"Explicit axes|names an axis that the mesh does not have"):
+        kd.Sequential([kd.Input((WIDTH,), batch_size=8), Layer()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
 import jax
@@ -113,18 +113,19 @@ class TimeDistributed(Wrapper):
 
 
 class SpectralNormalization(Wrapper):
-    """Divide the kernel of a layer by its largest singular value, estimated by power iteration.
+    """Divide the kernel of a layer by its largest singular value in training, estimated by power iteration.
 
     Adds the non-trainable weight `vector_u` (1, last dim of the kernel), which training updates. Paths of the layer's
     own weights contain its name: `dense/kernel`.
+
+    A call with `training=True` stores the divided kernel, and inference uses the stored kernel. As in Keras on JAX,
+    steps of `fit` compute with the divided kernel and train the stored one, which they do not divide. For inference
+    with the kernel as it was trained, call the model once with `training=True` after `fit`.
 
     Args:
         layer: a layer with a weight `kernel` or `embeddings`.
         power_iterations: number of power iterations in each training step.
         **kwargs: see `Layer`.
-
-    Differs from Keras: every call divides the kernel, also outside of training, and does not overwrite it. `vector_u`
-    is the first of `weights`.
 
     Source: `keras.layers.SpectralNormalization`; arXiv:1802.05957.
     """
@@ -148,27 +149,28 @@ class SpectralNormalization(Wrapper):
         self.input_spec = InputSpec(min_ndim=1, axes={-1: input_shape[-1]})
 
     def call(self, inputs: jax.Array, training: bool | None = False) -> jax.Array:
-        variable = self._kernel()
-        kernel = variable.get_raw_value()  # as it is stored, not as it is computed with
-        matrix, right = kernel.reshape(-1, kernel.shape[-1]), self.vector_u[...]
-        for _ in range(self.power_iterations if training else 1):
-            left = divided_by_norm(right @ matrix.T, None, _LARGEST_FACTOR)
-            right = divided_by_norm(left @ matrix, None, _LARGEST_FACTOR)
-        left, right = jax.lax.stop_gradient((left, right))
-        is_zero = jnp.all(kernel == 0)
         if training:
+            variable = self._kernel()
+            kernel = variable.get_raw_value()  # as it is stored, not as it is computed with
+            matrix, right = kernel.reshape(-1, kernel.shape[-1]), self.vector_u[...]
+            for _ in range(self.power_iterations):
+                left = divided_by_norm(right @ matrix.T, None, _LARGEST_FACTOR)
+                right = divided_by_norm(left @ matrix, None, _LARGEST_FACTOR)
+            left, right = jax.lax.stop_gradient((left, right))
+            is_zero = jnp.all(kernel == 0)
             self.vector_u[...] = jnp.where(is_zero, self.vector_u[...], right)
-        largest = (left @ matrix @ right.T)[0, 0]
-        variable[...] = kernel / jnp.where(is_zero, 1, largest)
-        try:
-            return self.layer(inputs, training=training)
-        finally:
-            variable[...] = kernel
+            variable[...] = kernel / jnp.where(is_zero, 1, (left @ matrix @ right.T)[0, 0])
+        return self.layer(inputs, training=training).astype(inputs.dtype)
 
-    def _kernel(self) -> nnx.Variable:
+    def _first_weights(self) -> Iterator[tuple[tuple[Any, ...], nnx.Variable, Layer]]:
+        """Yield the kernel of the layer, which precedes `vector_u` as in Keras."""
         for name in ("kernel", "embeddings"):
             if isinstance(variable := vars(self.layer).get(name), nnx.Variable):
-                return variable
+                yield ("_members", self.layer.name, name), variable, self.layer
+
+    def _kernel(self) -> nnx.Variable:
+        for _, variable, _ in self._first_weights():
+            return variable
         fix = "for example SpectralNormalization(Dense(10))"
         raise ModelError(f"`layer` of layer {self.name!r} has no kernel", given=repr(self.layer), fix=fix)
 
