@@ -1,6 +1,7 @@
 """The distribution of a model, and the initial state of its variables under it.
 
-A model without a distribution follows the mesh in the layouts of its weights; else it uses the first device.
+A model without a distribution follows the mesh in the layouts of its weights; else it uses the first device, in a job
+of several processes the first of each process.
 """
 
 from __future__ import annotations
@@ -42,19 +43,29 @@ if TYPE_CHECKING:
 
 
 def distribution_now(chosen: Distribution | None) -> Distribution:
-    """Return a snapshot of a distribution; None stands for a distribution on the first device."""
-    return (chosen or DataParallel(devices=devices.list_devices()[:1])).snapshot()
+    """Return a snapshot of a distribution; None stands for a distribution on the first device of this process."""
+    return (chosen or DataParallel(devices=[_first_device()])).snapshot()
+
+
+def _first_device() -> str:
+    names = devices.list_devices()  # starts the backend
+    return devices.device_name(jax.local_devices()[0]) if jax.process_count() > 1 else names[0]
 
 
 @functools.cache
 def warn_of_one_device() -> None:
     """Warn, once per process, that no distribution is set and models use one of several devices."""
-    names = devices.list_devices()
+    names, processes = devices.list_devices(), jax.process_count()
     if len(names) > 1:
+        alone = (
+            f"in a job of {processes} processes: each trains a copy of the model alone, on one device of {len(names)}"
+        )
+        same = f'; DataParallel(devices=["{names[0]}"]) is the same as now, without this warning'
         warn(
-            f"no distribution is set: one device, {names[0]}, is used of {len(names)}. To use all of them call "
-            "keras_dist.set_distribution(keras_dist.DataParallel()) before the model is made; "
-            f'DataParallel(devices=["{names[0]}"]) is the same as now, without this warning',
+            "no distribution is set"
+            + (f" {alone}" if processes > 1 else f": one device, {names[0]}, is used of {len(names)}")
+            + ". To use all of them call keras_dist.set_distribution(keras_dist.DataParallel()) before the model is made"
+            + same * (processes == 1),
             LayoutWarning,
         )
 
