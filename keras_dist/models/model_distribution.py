@@ -64,7 +64,7 @@ def warn_of_one_device() -> None:
         warn(
             "no distribution is set"
             + (f" {alone}" if processes > 1 else f": one device, {names[0]}, is used of {len(names)}")
-            + ". To use all of them call keras_dist.set_distribution(keras_dist.DataParallel()) before the model is made"
+            + ". To use all of them call keras_dist.set_distribution(keras_dist.DataParallel()) before it is made"
             + same * (processes == 1),
             LayoutWarning,
         )

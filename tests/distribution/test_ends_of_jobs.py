@@ -79,6 +79,40 @@ def test_a_process_that_is_silent_ends_the_others_after_the_time_that_the_messag
     assert "process 1 of 2 has exited or hangs: silent for" in errors and "raise heartbeat_timeout_s" in errors
 
 
+DATA = """
+import atexit, ctypes, sys
+import numpy as np
+import keras_dist as kd
+
+address, index = sys.argv[1:]
+if index == "0":  # as threads of XLA and Gloo do, sometimes, in destructors
+    terminate = ctypes.cast(ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev, ctypes.c_void_p)
+    ctypes.CDLL(None).__cxa_atexit(terminate, None, None)
+    atexit.register(print, "exit functions of Python are called")
+kd.initialize(address, 2, int(index))
+kd.set_distribution(kd.DataParallel())
+
+def batches():
+    for batch in range(100):
+        rows = 6 if batch == 7 and index == "0" else 8
+        yield np.ones((8, 3), "f4"), np.ones((rows, 1), "f4")
+
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(batches(), verbose=0)
+"""
+
+
+def test_an_error_in_the_data_of_one_process_is_its_last_word():
+    address = free_address()
+    jobs = [Python("-c", DATA, address, index, env=environment(1)) for index in range(2)]
+    (code, output, errors), (other, _, others) = (job.outcome(120) for job in jobs)
+    assert (code, other) == (1, 1), errors
+    assert "DataError: x and y must have one row each" in errors and "terminate called" not in errors
+    assert "exit functions of Python are called" in output
+    assert "process 1 ends, because process 0 of 2 has failed: DataError:" in others
+
+
 STOPS = """
 import os, sys
 import numpy as np

@@ -1,4 +1,4 @@
-"""Models without a distribution, in a job of several processes: each process has its own copy, on a device of its own."""
+"""Models without a distribution, in a job of several processes: each has a copy on its own device."""
 
 import pytest
 

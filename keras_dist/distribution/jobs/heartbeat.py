@@ -314,6 +314,8 @@ class JobMonitor(Monitor):
         def fail(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
             self.fail(error)
             before(kind, error, traceback)
+            if isinstance(error, Exception):  # else Python exits by the signal
+                atexit.register(self._leave_after_error)  # last, so that it is called first
 
         sys.excepthook = fail
 
@@ -375,6 +377,15 @@ class JobMonitor(Monitor):
             self._kept = jax_runtime.abandon_job()
         else:
             jax_runtime.leave_job()
+
+    def _leave_after_error(self) -> None:
+        """Exit after an uncaught error, without C++ destructors: threads that wait for other processes abort there."""
+        atexit.unregister(self._leave_after_error)
+        self.leave()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
     def _running(self) -> list[int]:
         return [process for process, beat in self._read() if beat.state == RUNNING]
