@@ -78,16 +78,12 @@ class CoordinationService:
 
 
 class Connection:
-    """The connection of a process to the coordination service of its job.
-
-    Attributes:
-        exited: indices of processes whose connections are closed.
-        is_closed: whether the service has exited.
-    """
+    """The connection of a process to the coordination service of its job."""
 
     def __init__(self, host: str, entrance: str, process: int) -> None:
         port, _, key = entrance.partition(" ")
-        self.exited, self.is_closed = set[int](), False
+        self.exited = set[int]()  # processes whose connections are closed
+        self.is_closed = False  # as the service has exited
         self._socket = socket.create_connection((host, int(port)), _LINGER_S)
         self._socket.sendall(f"{key}{process:0{_INDEX_BYTES}}".encode())
         self._socket.setblocking(False)
@@ -118,10 +114,10 @@ async def _serve(described: Mapping[str, Any]) -> None:
 
     async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            said = await reader.readexactly(_KEY_BYTES)
-            index = await reader.readexactly(_INDEX_BYTES)
-            if said != key.encode():
+            said = await reader.readexactly(_KEY_BYTES + _INDEX_BYTES)
+            if said[:_KEY_BYTES] != key.encode():
                 return
+            index = said[_KEY_BYTES:]
             connected[index] = writer
             writer.write(b"".join(exited))
             try:

@@ -5,11 +5,13 @@ import json
 import os
 import random
 import signal
+import socket
 import time
 
 import psutil
 import pytest
 
+from keras_dist._unstable.coordination_service import Connection, CoordinationService
 from keras_dist.distribution.jobs import heartbeat
 from tests.forks import Python
 from tests.processes import environment, free_address
@@ -77,6 +79,30 @@ def test_a_process_that_is_silent_ends_the_others_after_the_time_that_the_messag
     os.kill(jobs[1].pid, signal.SIGKILL)
     assert code == 1 and jobs[1].outcome(10)[0] == -signal.SIGKILL
     assert "process 1 of 2 has exited or hangs: silent for" in errors and "raise heartbeat_timeout_s" in errors
+
+
+def look(connection, until):
+    end = time.monotonic() + 60
+    while not until() and time.monotonic() < end:
+        connection.look()
+        time.sleep(0.02)
+    assert until()
+
+
+def test_the_service_reports_processes_that_exit_and_strangers_are_none():
+    service = CoordinationService(free_address(), 3, {})
+    processes = [Connection("127.0.0.1", service.entrance, index) for index in range(2)]
+    port, key = service.entrance.split()
+    for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"0" * len(key) + b"00000001", key.encode()):
+        with socket.create_connection(("127.0.0.1", int(port))) as stranger:
+            stranger.sendall(said)
+    processes[1]._socket.close()
+    look(processes[0], lambda: processes[0].exited)
+    processes.append(Connection("127.0.0.1", service.entrance, 2))  # later than the exit
+    look(processes[2], lambda: processes[2].exited)
+    assert processes[0].exited == processes[2].exited == {1} and not processes[0].is_closed
+    service.shutdown()
+    look(processes[0], lambda: processes[0].is_closed)
 
 
 DATA = """

@@ -257,16 +257,10 @@ def current() -> Monitor:
     return _current
 
 
-def watch_job(
-    heartbeat_timeout_s: float,
-    shutdown_timeout_s: float,
-    hang_timeout_s: float | None,
-    join_timeout_s: float,
-    entrance: str | None,
-) -> None:
-    """Start the heartbeats of this process, which has joined a job; the first one has the service's `entrance`."""
+def watch_job(entrance: str | None, **timeouts: Any) -> None:
+    """Start the heartbeats of this process, which has joined a job; the first process has the service's `entrance`."""
     global _current
-    _current = job_monitor = JobMonitor(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, join_timeout_s)
+    _current = job_monitor = JobMonitor(**timeouts)
     job_monitor.start(entrance)
 
 
@@ -278,7 +272,7 @@ class JobMonitor(Monitor):
         heartbeat_timeout_s: float,
         shutdown_timeout_s: float,
         hang_timeout_s: float | None,
-        join_timeout_s: float = LONGEST_WAIT_S,
+        initialization_timeout_s: float = LONGEST_WAIT_S,
     ) -> None:
         super().__init__(hang_timeout_s)
         self._client = jax_runtime.job_client()
@@ -289,7 +283,7 @@ class JobMonitor(Monitor):
         self._stopped = threading.Event()
         self._seen: dict[int, tuple[Heartbeat, float]] = {}
         self._failed_since: dict[int, float] = {}  # for others; infinite where this process failed with them
-        self._join_timeout_s = join_timeout_s
+        self._join_timeout_s = initialization_timeout_s
         self._connected: set[frozenset[Any]] = set()  # devices over which a collective has run
         self._answered = time.monotonic()  # last answer of the coordination service
         self._connection: Connection | None = None
@@ -382,7 +376,7 @@ class JobMonitor(Monitor):
         """Exit after an uncaught error, without C++ destructors: threads that wait for other processes abort there."""
         atexit.unregister(self._leave_after_error)
         self.leave()
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

@@ -161,9 +161,7 @@ def initialize(
             raise
         raise attempt.failed(error) from None
     process, processes = jax_runtime.place_in_job()
-    heartbeat.watch_job(
-        heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, initialization_timeout_s, attempt.entrance
-    )
+    heartbeat.watch_job(attempt.entrance, **timeouts, hang_timeout_s=hang_timeout_s)
     with _telling(f"the arguments of the other processes of {processes}"):
         seed = _agree(jax_runtime.job_client(), process, processes, end, check_data)
     same_rows.choose_check(check_data)
@@ -221,14 +219,10 @@ class _Attempt:
     def __init__(self, given: JobArguments, end: float) -> None:
         self._given, self._end = given, end  # deadline by `time.monotonic`
         self._service: CoordinationService | None = None
+        self.entrance: str | None = None  # of the service, if this process has started it
         self._bound: str | None = None  # host on which the service listens
         self._place: tuple[str, int, int] | None = None  # the coordinator's address, this process, number of processes
         self.waiting = contextlib.ExitStack()  # reports waiting for other processes, until it is closed
-
-    @property
-    def entrance(self) -> str | None:
-        """What processes need to connect to the service that this process has started."""
-        return self._service and self._service.entrance
 
     def start_service(self, address: str, processes: int, options: Mapping[str, Any]) -> CoordinationService:
         """Start the coordination service, in the first process."""
@@ -239,6 +233,7 @@ class _Attempt:
             self._service = CoordinationService(address, processes, options)
         except RuntimeError as error:
             raise _cannot_listen(address, error) from error
+        self.entrance = self._service.entrance
         return self._service
 
     def await_coordinator(self, address: str, process: int, processes: int) -> str:
