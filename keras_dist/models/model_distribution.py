@@ -44,30 +44,25 @@ if TYPE_CHECKING:
 
 def distribution_now(chosen: Distribution | None) -> Distribution:
     """Return a snapshot of a distribution; None stands for a distribution on the first device of this process."""
-    return (chosen or DataParallel(devices=[_first_device()])).snapshot()
-
-
-def _first_device() -> str:
-    names = devices.list_devices()  # starts the backend
-    return devices.device_name(jax.local_devices()[0]) if jax.process_count() > 1 else names[0]
+    if chosen is None:
+        devices.list_devices()  # sizes the thread pool before the backend starts
+        chosen = DataParallel(devices=jax.local_devices()[:1])
+    return chosen.snapshot()
 
 
 @functools.cache
 def warn_of_one_device() -> None:
     """Warn, once per process, that no distribution is set and models use one of several devices."""
     names, processes = devices.list_devices(), jax.process_count()
-    if len(names) > 1:
+    how = "To use all of them call keras_dist.set_distribution(keras_dist.DataParallel()) before the model is made"
+    if processes > 1:
         alone = (
             f"in a job of {processes} processes: each trains a copy of the model alone, on one device of {len(names)}"
         )
-        same = f'; DataParallel(devices=["{names[0]}"]) is the same as now, without this warning'
-        warn(
-            "no distribution is set"
-            + (f" {alone}" if processes > 1 else f": one device, {names[0]}, is used of {len(names)}")
-            + ". To use all of them call keras_dist.set_distribution(keras_dist.DataParallel()) before it is made"
-            + same * (processes == 1),
-            LayoutWarning,
-        )
+        warn(f"no distribution is set {alone}. {how}", LayoutWarning)
+    elif len(names) > 1:
+        same = f'DataParallel(devices=["{names[0]}"]) is the same as now, without this warning'
+        warn(f"no distribution is set: one device, {names[0]}, is used of {len(names)}. {how}; {same}", LayoutWarning)
 
 
 @contextlib.contextmanager

@@ -8,9 +8,8 @@ Ctrl-C, SIGTERM of a scheduler, and SIGHUP of a closed terminal end training bet
 notes the signal, which is raised between steps; the second one is raised at once, except from dispatch to storing.
 Steps are compiled before they are dispatched, so the second ends a compilation.
 
-A scheduler may signal all processes of a job, and the launcher, which forwards the signal, too. Such a copy must not
-end the save. So a process of the launcher ignores further signals: the launcher kills it at the second one. In other
-jobs one copy is ignored after all processes have agreed to end.
+Where a scheduler signals the launcher and its processes, these get a copy, which must not end the save. So they ignore
+further signals: the launcher kills them at the second. In other jobs one copy is ignored after the agreement to end.
 """
 
 from __future__ import annotations
