@@ -114,7 +114,7 @@ def test_only_a_job_that_has_saved_since_its_start_asks_for_a_restart(beats, mon
     beats.note_save(saved, steps)
     with pytest.raises(Ended) as ended:
         beats._end(1, "hangs")
-    told = {None: "nothing is saved", "nothing yet": "nothing since this start; before you start the job again, "}
+    told = {None: "nothing is saved", "nothing yet": "nothing since this start; remove the cause, or save more often"}
     assert ended.value.args[1] == code and told.get(saved, "saved: step_7; start the job again") in ended.value.args[0]
 
 

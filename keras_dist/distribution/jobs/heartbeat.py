@@ -90,7 +90,7 @@ _SAME = (
     "give each as many batches, of the same lengths"
 )
 
-_IN_VAIN = "before you start the job again, remove the cause, or save more often (save_freq of BackupAndRestore)"
+_IN_VAIN = "remove the cause, or save more often (save_freq of BackupAndRestore), before a restart"
 
 _STEP, _CONNECTION = "step", "connection"
 _STRANGER = (
