@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jax._src import clusters, distributed, xla_bridge
+from jax._src import api, clusters, distributed, xla_bridge
 from jaxlib import utils  # pyright: ignore[reportAttributeAccessIssue]
 
 _WARNING, _ERROR, _FATAL = 1, 2, 3  # as in TF_CPP_MIN_LOG_LEVEL, which JAX sets to the first
@@ -149,8 +150,10 @@ def leave_job() -> None:
 def abandon_job() -> Any:
     """Keep JAX from stopping the coordination service at exit, which would abort the other processes.
 
-    The caller must keep the returned objects alive. For the defect see `coordination_service`.
+    JAX does not wait for running computations, either. The caller must keep the returned objects alive. For the defect
+    see `coordination_service`.
     """
+    atexit.unregister(api.clean_up)
     state = distributed.global_state
     kept = state.service, state.client, state.preemption_sync_manager
     state.service = state.client = state.preemption_sync_manager = None

@@ -1,7 +1,7 @@
 """`BackupAndRestore`: saves the state of training, and resumes from it when the program is restarted.
 
-SIGTERM is handled only while a callback has `on_train_interrupt`, or in a job of several processes: a library that
-swallows signals without saving is worse than none.
+SIGTERM and SIGHUP are handled only while a callback has `on_train_interrupt`, or in a job of several processes: a
+library that swallows signals without saving is worse than none.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ class BackupAndRestore(Callback):
     Weights that training does not change, such as a base under LoRA, are written once; see `share_frozen` of
     `CheckpointManager`.
 
-    Ctrl-C and SIGTERM end training after the running step and a save, with exit code 75 (`EXIT_CODE`), which asks for a
-    restart. A second signal ends it at once.
+    Ctrl-C, SIGTERM and a closed terminal (SIGHUP) end training after the running step and a save, with exit code 75
+    (`EXIT_CODE`), which asks for a restart. A second Ctrl-C or SIGTERM ends it at once; in a job of several processes
+    without `keras-dist launch` the third, since a scheduler may repeat the first. If a job ends because one of its
+    processes has failed, the exit code is 75 only if a state was saved since the start.
 
     Args:
         backup_dir: a directory for this training only; created if missing. It may be in a bucket, as
@@ -157,7 +159,8 @@ class BackupAndRestore(Callback):
         path = manager.save()
         manager.wait_until_finished()
         name = signal.Signals(signum).name
-        print_message(f"BackupAndRestore: {name}, saved {path}; start the program again to resume")
+        hint = "" if heartbeat.current().notes.steps else ", with more time: there was none for a step"
+        print_message(f"BackupAndRestore: {name}, saved {path}; start the program again to resume{hint}")
         raise SystemExit(self.EXIT_CODE)
 
     def on_train_exit(self, error: BaseException | None) -> None:

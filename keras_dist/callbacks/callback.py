@@ -96,7 +96,7 @@ class Callback:
         """Called after the last epoch, with its logs."""
 
     def on_train_interrupt(self, signum: int) -> None:
-        """Called when Ctrl-C or SIGTERM ends training, after the running step. A second signal ends it at once.
+        """Called when Ctrl-C, SIGTERM or SIGHUP ends training, after the running step. A second one ends it at once.
 
         SIGTERM is handled only if a callback defines this hook; otherwise it ends the process as usual.
 

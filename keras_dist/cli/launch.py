@@ -86,9 +86,9 @@ def launch(
     With --nodes, run the same command once on each node; it starts --processes there. srun, mpirun and indexed jobs of
     Kubernetes provide the index of the node. Across nodes the port of the coordinator stays the same.
 
-    Ctrl-C and SIGTERM are sent to every process; a second signal kills all. The exit code is 0 after success, 75 if the
-    job has saved its state after a signal and can be started again, else the code of the failed process. On Linux no
-    process outlives the launcher.
+    Ctrl-C, SIGTERM and SIGHUP, which counts as SIGTERM, are sent to every process; a second signal kills all. The exit
+    code is 0 after success, 75 if the job has saved its state after a signal and can be started again, else the code of
+    the failed process. On Linux no process outlives the launcher.
     """
     place = NodePosition.resolve(nodes, node_rank, coordinator)
     if script != "-m" and not pathlib.Path(script).is_file():

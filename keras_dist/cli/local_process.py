@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import IO, TextIO
 
@@ -21,7 +20,6 @@ from keras_dist.cli import process_tree
 _COLOURS = ("36", "33", "32", "35", "34", "31")
 _PLAIN = "\x1b[0m"
 _LINES_KEPT = 50
-_STOPPED_S = 1.0  # a process that is stopped so long is considered dead
 _LIMIT_S = 5.0  # for a killed process to exit, and for its log to be read
 
 
@@ -44,7 +42,6 @@ class LocalProcess:
         self.index = index  # in the job
         self.code: int | None = None  # exit code, or minus the signal that ended the process
         self.log: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)  # last lines
-        self._stopped_since: float | None = None
         self._notes = folder / f"{index}.json"
         self._notes.unlink(missing_ok=True)
         bound = [sys.executable, "-I", "-S", process_tree.__file__, str(os.getpid())]
@@ -70,14 +67,6 @@ class LocalProcess:
         """Return the exit code, or minus the signal that ended the process; None while it runs."""
         self.code = self._process.poll()
         return self.code
-
-    def is_stopped(self) -> bool:
-        """Whether a signal stopped the process at least a second ago."""
-        if self.code is not None or not process_tree.is_stopped(self._process.pid):
-            self._stopped_since = None
-        elif self._stopped_since is None:
-            self._stopped_since = time.monotonic()
-        return self._stopped_since is not None and time.monotonic() - self._stopped_since >= _STOPPED_S
 
     def send(self, number: int) -> None:
         """Send a signal."""

@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -21,21 +22,22 @@ _LIMIT_S = 10.0  # for a process in an uninterruptible call of the kernel
 _POLL_S = 0.02
 
 
-def run_guarded(act: Callable[[], int], on_signal: Callable[[int], None]) -> int:
+def run_guarded(act: Callable[[], int], on_signal: Callable[[int, bool], None]) -> int:
     """Run `act` in a child process, whose descendants never outlive it or this process, and return its exit code.
 
-    The child calls `on_signal` for each SIGINT and SIGTERM that this process gets. The code of a child that a signal
-    ended is 128 plus the number of the signal.
+    The child calls `on_signal` for each SIGINT and SIGTERM that it or this process gets, with whether this one did: who
+    signals both has signalled once. SIGHUP, of a terminal that is closed, counts as SIGTERM. The code of a child that a
+    signal ended is 128 plus the number of the signal.
     """
     _adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until both processes have their handlers
-    guard, child = os.getpid(), os.fork()
+    guard, (forwarded, signals) = os.getpid(), os.pipe()
+    child = os.fork()
     if not child:
-        os._exit(_run_in_child(guard, act, on_signal))
+        os._exit(_run_in_child(guard, act, on_signal, forwarded))
 
     def forward(number: int, frame: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, number)
+        os.write(signals, bytes([number]))
 
     for number in _SIGNALS:
         signal.signal(number, forward)
@@ -45,15 +47,24 @@ def run_guarded(act: Callable[[], int], on_signal: Callable[[int], None]) -> int
     return code if code >= 0 else 128 - code
 
 
-def _run_in_child(guard: int, act: Callable[[], int], on_signal: Callable[[int], None]) -> int:
+def _run_in_child(guard: int, act: Callable[[], int], on_signal: Callable[[int, bool], None], forwarded: int) -> int:
+    def note(number: int, is_forwarded: bool) -> None:
+        if os.getppid() != guard:
+            _end_at_once(number)
+        on_signal(signal.SIGTERM if number == signal.SIGHUP else number, is_forwarded)
+
+    def listen() -> None:
+        while True:
+            note(os.read(forwarded, 1)[0], True)
+
     code = 1
     try:
         os.setsid()  # so that Ctrl-C arrives once, from the parent
         _adopt_orphans()
         for number in _SIGNALS:
-            signal.signal(number, lambda number, frame: on_signal(number))
-        signal.signal(signal.SIGHUP, _end_at_once)
+            signal.signal(number, lambda number, frame: note(number, False))
         end_with_parent(guard, signal.SIGHUP)
+        threading.Thread(target=listen, daemon=True).start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         code = act()
     except BaseException:
@@ -65,7 +76,7 @@ def _run_in_child(guard: int, act: Callable[[], int], on_signal: Callable[[int],
     return code
 
 
-def _end_at_once(number: int, frame: object) -> None:
+def _end_at_once(number: int) -> None:
     """Exit after the death of the parent or its terminal, even while a write blocks."""
     end_descendants()
     os._exit(128 + number)
@@ -96,25 +107,12 @@ def descendants() -> list[int]:
     children: dict[int, list[int]] = {}
     for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # the process has exited
-            parent = int(_fields(status)[1])
+            parent = int(status.read_text(errors="replace").rpartition(")")[2].split()[1])  # names may have brackets
             children.setdefault(parent, []).append(int(status.parent.name))
     found = children.get(os.getpid(), [])
     for pid in found:  # grows in the loop
         found += children.get(pid, [])
     return found
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal such as SIGSTOP has stopped the process, not a debugger."""
-    try:
-        return _fields(pathlib.Path(f"/proc/{pid}/stat"))[0] == "T"
-    except OSError:
-        return False
-
-
-def _fields(status: pathlib.Path) -> list[str]:
-    """Return the fields after the name of the program, which may contain blanks and brackets: state, parent, ..."""
-    return status.read_text(errors="replace").rpartition(")")[2].split()
 
 
 def _adopt_orphans() -> None:

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from keras_dist._support.process_notes import ProcessNotes
 from keras_dist.cli import process_tree
 from keras_dist.cli.local_process import LocalProcess, print_line
 from keras_dist.cli.nodes import NodePosition
@@ -24,7 +23,7 @@ _CLOSE_S = 10.0  # time for a process that has raised an error to close its file
 _NOTICE_S = 10.0  # time for processes of other nodes to notice a failure
 _TELL_S = 6.0  # time for them to read of a failure: longer than their grace for the failed process
 _GONE_S = 20.0  # a coordinator that answers after this time belongs to the next start
-_TWICE_S = 0.5  # a scheduler may send the same signal to the launcher and to its child
+_TWICE_S = 0.5  # a scheduler may send a signal twice
 _LONGEST_PAUSE_S = 30.0
 _IN_VAIN = 2  # the launcher gives up after so many restarts in a row without a new save
 
@@ -81,13 +80,15 @@ class Supervisor:
         self._failures: list[Failure] = []
         self._asked: int | None = None  # the first signal to this process
         self._asked_at = 0.0
+        self._signals = [0, 0]  # to this process and to its parent
 
-    def on_signal(self, number: int) -> None:
-        """Forward a signal to the processes; a second signal kills them."""
+    def on_signal(self, number: int, is_forwarded: bool) -> None:
+        """Send a signal to the processes; a second signal kills them."""
         now, is_first = time.monotonic(), self._asked is None
+        self._signals[is_forwarded] += 1
         if is_first:
             self._asked, self._asked_at = number, now
-        if is_first or now - self._asked_at >= _TWICE_S:
+        if is_first or (now - self._asked_at >= _TWICE_S and self._signals[is_forwarded] > 1):
             for process in self._processes:
                 process.send(number if is_first else signal.SIGKILL)
 
@@ -136,9 +137,8 @@ class Supervisor:
         waits_for_step = bool(self._failures)
         while not self._asked:
             ended = [process for process in self._processes if process.poll()]
-            stopped = [process for process in self._processes if process.is_stopped()]
-            if ended or stopped:
-                return self._failure_of(ended, stopped)
+            if ended:
+                return self._failure_of(ended)
             if waits_for_step:
                 waits_for_step = not self._note_next_step()
             if all(process.code == 0 for process in self._processes):
@@ -162,23 +162,18 @@ class Supervisor:
         self._write_report()
         return True
 
-    def _failure_of(self, ended: Sequence[LocalProcess], stopped: Sequence[LocalProcess]) -> Failure:
+    def _failure_of(self, ended: Sequence[LocalProcess]) -> Failure:
         """Return the first failure; processes that exited because of another one have recorded its index."""
         now = time.time()
         failed = [process for process in ended if process.notes.blamed in (None, process.index)]
         failed.sort(key=lambda process: process.code == -signal.SIGABRT)  # JAX aborts when another process has failed
-        notes = ended[0].notes if ended else ProcessNotes()
-        if not failed and not stopped:
+        notes = ended[0].notes
+        if not failed:
             failed = [process for process in self._processes if process.index == notes.blamed and process.notes.failure]
         if failed:
-            process, how, at = failed[0].index, failed[0].end_described(), now
-        else:
-            at = min(now, self._processes[0].notes.step_at or now)
-            if stopped:
-                process, how = stopped[0].index, "does not answer: it is stopped (SIGSTOP)"
-            else:
-                process, how = notes.blamed or 0, f"{notes.reason}, according to process {ended[0].index}"
-        return Failure(process, how, at)
+            return Failure(failed[0].index, failed[0].end_described(), now)
+        at = min(now, self._processes[0].notes.step_at or now)
+        return Failure(notes.blamed or 0, f"{notes.reason}, according to process {ended[0].index}", at)
 
     def _end(self, failure: Failure | None) -> None:
         """End the remaining processes, their children, and the coordination service."""
@@ -225,7 +220,12 @@ class Supervisor:
         self._write_report()
         if codes and all(code == 0 for code in codes):
             return 0
-        return os.EX_TEMPFAIL if os.EX_TEMPFAIL in codes else 128 + (self._asked or 0)
+        if os.EX_TEMPFAIL in codes:
+            return os.EX_TEMPFAIL
+        saved = self._processes[0].notes.saved if codes else None
+        fix = "raise --grace, or save more often: BackupAndRestore(save_freq=...)"
+        self._say(f"nothing was saved after the signal; saved before: {saved or 'nothing'}; {fix}")
+        return 128 + (self._asked or 0)
 
     def _give_up(self, failure: Failure, in_vain: int) -> int:
         """Print the reason and the log of the process that failed, and return an exit code other than 75."""

@@ -198,7 +198,7 @@ class ClusterConfig(ConfigTable):
     num_processes: int | None = Field(default=None, ge=1)
     process_id: int | None = Field(default=None, ge=0)
     initialization_timeout_s: float | None = Field(default=None, ge=1)
-    heartbeat_timeout_s: float = Field(default=7, ge=1)
+    heartbeat_timeout_s: float = Field(default=60, ge=1)
     shutdown_timeout_s: float = Field(default=300, ge=1)
     hang_timeout_s: float | None = Field(default=None, ge=1)
     check_data: Literal["sample", "full", False] = "sample"

@@ -1,6 +1,7 @@
 """The distribution of a model, and the initial state of its variables under it.
 
-A model without a distribution follows the mesh in the layouts of its weights; else it uses the first device.
+A model without a distribution follows the mesh in the layouts of its weights; else it uses the first device, in a job
+of several processes the first of each process.
 """
 
 from __future__ import annotations
@@ -42,21 +43,26 @@ if TYPE_CHECKING:
 
 
 def distribution_now(chosen: Distribution | None) -> Distribution:
-    """Return a snapshot of a distribution; None stands for a distribution on the first device."""
-    return (chosen or DataParallel(devices=devices.list_devices()[:1])).snapshot()
+    """Return a snapshot of a distribution; None stands for a distribution on the first device of this process."""
+    if chosen is None:
+        devices.list_devices()  # sizes the thread pool before the backend starts
+        chosen = DataParallel(devices=jax.local_devices()[:1])
+    return chosen.snapshot()
 
 
 @functools.cache
 def warn_of_one_device() -> None:
     """Warn, once per process, that no distribution is set and models use one of several devices."""
-    names = devices.list_devices()
-    if len(names) > 1:
-        warn(
-            f"no distribution is set: one device, {names[0]}, is used of {len(names)}. To use all of them call "
-            "keras_dist.set_distribution(keras_dist.DataParallel()) before the model is made; "
-            f'DataParallel(devices=["{names[0]}"]) is the same as now, without this warning',
-            LayoutWarning,
+    names, processes = devices.list_devices(), jax.process_count()
+    how = "To use all of them call keras_dist.set_distribution(keras_dist.DataParallel()) before the model is made"
+    if processes > 1:
+        alone = (
+            f"in a job of {processes} processes: each trains a copy of the model alone, on one device of {len(names)}"
         )
+        warn(f"no distribution is set {alone}. {how}", LayoutWarning)
+    elif len(names) > 1:
+        same = f'DataParallel(devices=["{names[0]}"]) is the same as now, without this warning'
+        warn(f"no distribution is set: one device, {names[0]}, is used of {len(names)}. {how}; {same}", LayoutWarning)
 
 
 @contextlib.contextmanager

@@ -3,10 +3,13 @@
 fit, evaluate and predict are one loop with three kinds of steps. At most two executions are in flight: the batches of
 the second are transferred while the first runs, and more would deadlock fake devices and gain nothing.
 
-Ctrl-C, and SIGTERM of a scheduler, end training between two steps, never within a step: a `KeyboardInterrupt` between a
-donated step and the storing of its result loses the state. So the signal handler only notes the signal, which is raised
-between steps; the second one is raised at once, except from dispatch to storing. Steps are compiled before they are
-dispatched, so the second ends a compilation.
+Ctrl-C, SIGTERM of a scheduler, and SIGHUP of a closed terminal end training between two steps, never within a step: a
+`KeyboardInterrupt` between a donated step and the storing of its result loses the state. So the signal handler only
+notes the signal, which is raised between steps; the second one is raised at once, except from dispatch to storing.
+Steps are compiled before they are dispatched, so the second ends a compilation.
+
+Where a scheduler signals the launcher and its processes, these get a copy, which must not end the save. So they ignore
+further signals: the launcher kills them at the second. In other jobs one copy is ignored after the agreement to end.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import math
 import os
 import signal
 import sys
@@ -23,6 +27,7 @@ from typing import Any, Literal
 
 import jax
 
+from keras_dist._support.process_notes import NOTES_VARIABLE
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.jobs import heartbeat, job
 from keras_dist.training.executions import Execution
@@ -111,12 +116,13 @@ Leave = Callable[[int], None]  # called between two steps with the number of the
 
 
 class _Notes:
-    """The handler of SIGINT, and of SIGTERM with `leave`, while steps run; `shields` delay its exceptions."""
+    """The handler of SIGINT, and of others with `leave`, while steps run; `shields` delay its exceptions."""
 
     # Python swallows exceptions of a handler in `__del__` and in callbacks of the garbage collector; `check` repeats
 
     def __init__(self) -> None:
         self._presses = 0
+        self._last = math.inf if NOTES_VARIABLE in os.environ else 1  # which does not end training at once
         self._signal = signal.SIGINT
         self._handled_before = sys.exception()
         self._has_asked = False
@@ -126,9 +132,11 @@ class _Notes:
 
     def __call__(self, signum: int, frame: object) -> None:
         """Note a signal; the second signal ends the training at once."""
+        if self._presses and signum == signal.SIGHUP:  # systemd may send it after SIGTERM
+            return
         self._presses += 1
         self._signal = signal.Signals(signum)
-        if self._presses > 1 and not self.shields:
+        if self._presses > self._last and not self.shields:
             if signum == signal.SIGTERM:
                 signal.signal(signum, signal.SIG_DFL)
                 os.kill(os.getpid(), signum)
@@ -160,9 +168,13 @@ class _Notes:
         if not job.reached_preemption_point():
             return False
         if not self._presses:
-            self._presses, self._signal = 1, signal.SIGTERM
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX handles the first; the second must not wait
+            self._presses, self._last, self._signal = 1, self._last + 1, signal.SIGTERM
+        signal.signal(signal.SIGTERM, self)  # JAX handles the first
         return True
+
+    def restore(self, signum: int, handler: Any) -> None:
+        """Restore a handler; a process that leaves because of a signal ignores copies of it until it has exited."""
+        signal.signal(signum, signal.SIG_IGN if self._presses and math.isinf(self._last) else handler)
 
     def _raise(self) -> None:
         """Raise after a signal, unless its exception is being handled already."""
@@ -200,7 +212,7 @@ def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = Fal
             yield _running.check
             _running.check()
         return
-    outer = signal.getsignal(signal.SIGINT)
+    outer, terminate = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     if outer is not signal.default_int_handler and leave is None:
         yield lambda: None
         return
@@ -218,24 +230,27 @@ def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = Fal
         notes.shields += 1  # `signal.signal` first calls pending handlers
         _running = None
         if is_ours:
-            signal.signal(signal.SIGINT, outer)
+            notes.restore(signal.SIGINT, outer)
+        if signal.getsignal(signal.SIGTERM) is notes:  # all processes have agreed to end
+            notes.restore(signal.SIGTERM, terminate)
         notes.check()
 
 
 @contextlib.contextmanager
 def _leaving(notes: _Notes, leave: Leave | None, is_shared: bool) -> Iterator[None]:
-    """Call `leave` before a signal ends the training, and handle SIGTERM, unless the user has a handler."""
-    before, outer = (notes.leave, notes.is_shared), signal.getsignal(signal.SIGTERM)
+    """Call `leave` before a signal ends the training, and handle signals for which the user has no handler."""
+    before = notes.leave, notes.is_shared
     notes.leave, notes.is_shared = leave or notes.leave, is_shared or leave is not None
-    is_ours = leave is not None and _has_default(signal.SIGTERM) and job.process_count() == 1  # else JAX has one
-    if is_ours:
-        signal.signal(signal.SIGTERM, notes)
+    wanted = (signal.SIGTERM, signal.SIGHUP) if job.process_count() == 1 else (signal.SIGHUP,)  # JAX handles SIGTERM
+    handled = [each for each in wanted if leave is not None and _has_default(each)]
+    for each in handled:
+        signal.signal(each, notes)
     try:
         yield
     finally:
         notes.leave, notes.is_shared = before
-        if is_ours:
-            signal.signal(signal.SIGTERM, outer)
+        for each in handled:
+            notes.restore(each, signal.SIG_DFL)
 
 
 def shield() -> contextlib.AbstractContextManager[Any]:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import psutil
 import pytest
@@ -150,19 +151,19 @@ def test_a_job_that_saves_goes_on_to_the_last_restart(tmp_path):
     assert len({path.read_text() for path in tmp_path.glob("start *")}) == 4  # ports
 
 
-def test_one_that_is_stopped_does_not_answer(tmp_path):
+def test_a_process_that_is_stopped_for_a_moment_goes_on(tmp_path):
     program = """
-    first = is_first(str(index))
-    if first and not index:
-        start_child()
-        os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(30 * first)
+    (folder / "stops").touch()
+    os.kill(os.getpid(), signal.SIGSTOP)
     """
-    code, _, errors, deaths = Launcher(tmp_path, f"if True:{program}", "--processes", 2).outcome()
-    assert code == 0
-    assert [(death["process"], death["how"]) for death in deaths] == [(0, "does not answer: it is stopped (SIGSTOP)")]
-    assert "launch: restart 1 of 3" in errors
-    assert not any(map(psutil.pid_exists, children_of(tmp_path)))
+    launcher = Launcher(tmp_path, f"if True:{program}")
+    launcher.wait_for("stops")
+    process = launcher.family()[1]
+    while process.status() != psutil.STATUS_STOPPED:
+        time.sleep(0.02)
+    time.sleep(2)  # in which the launcher looks many times
+    process.resume()
+    assert launcher.outcome()[::3] == (0, [])
 
 
 def test_the_one_is_named_that_others_blame(tmp_path):
@@ -211,8 +212,20 @@ def test_ctrl_c_reaches_all_and_the_second_one_ends_all(tmp_path):
 def test_ctrl_c_ends_those_that_do_not_listen(tmp_path):
     launcher, family = ready(tmp_path, "--grace", 1)
     launcher.process.send_signal(signal.SIGINT)
-    assert launcher.outcome(timeout=10)[0] == 128 + signal.SIGINT
+    code, _, errors, _ = launcher.outcome(timeout=30)
+    assert code == 128 + signal.SIGINT
+    assert errors[-1].startswith("launch: nothing was saved after the signal; saved before: nothing; raise --grace")
     assert_gone(family)
+
+
+def test_signals_are_counted_by_where_they_come_from():
+    supervisor = supervision.Supervisor(supervision.Job([]))
+    sent = []
+    supervisor._processes = [types.SimpleNamespace(send=sent.append)]
+    for number, is_forwarded, seconds in ((2, False, 0), (2, True, 9), (15, True, 0)):  # one that came late to both
+        supervisor._asked_at -= seconds
+        supervisor.on_signal(number, is_forwarded)
+    assert sent == [2, signal.SIGKILL]
 
 
 def test_a_job_that_has_saved_after_a_signal_asks_for_a_restart(tmp_path):

@@ -3,13 +3,15 @@
 import contextlib
 import json
 import os
-import pathlib
 import random
 import signal
+import socket
 import time
 
+import psutil
 import pytest
 
+from keras_dist._unstable.coordination_service import Connection, CoordinationService
 from keras_dist.distribution.jobs import heartbeat
 from tests.forks import Python
 from tests.processes import environment, free_address
@@ -18,12 +20,13 @@ from tests.soak import ROUNDS
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = """
-import ctypes, json, os, sys, threading, time
+import ctypes, json, os, signal, sys, threading, time
 import numpy as np
 import keras_dist as kd
 
 address, index, how, folder = sys.argv[1:]
-kd.initialize(address, 2, int(index), hang_timeout_s=10 if how == "hangs" else None)
+options = {"hangs": {"hang_timeout_s": 10}, "stops": {"heartbeat_timeout_s": 7}}
+kd.initialize(address, 2, int(index), **options.get(how, {}))
 kd.set_distribution(kd.DataParallel())
 
 class Ends(kd.callbacks.Callback):
@@ -36,7 +39,9 @@ class Ends(kd.callbacks.Callback):
                 raise ValueError("no disk")
             if how == "hangs":
                 time.sleep(600)
-            os.kill(os.getpid(), int(how))
+            os.kill(os.getpid(), signal.SIGSTOP if how == "stops" else signal.SIGKILL)
+        if batch == 5 and how in ("alone", "stops"):  # computes, and waits for nobody
+            time.sleep(600)
 
 callbacks = [Ends()]
 if folder:
@@ -47,13 +52,15 @@ model.fit(np.ones((800, 3)), np.ones((800, 1)), 8, 100, verbose=0, callbacks=cal
 """
 
 
-@pytest.mark.parametrize("how", ["raises", signal.SIGKILL])
+@pytest.mark.parametrize("how", ["raises", "9", "alone"])  # far before `heartbeat_timeout_s`
 def test_the_others_end_within_ten_seconds_and_say_why(tmp_path, how):
     address = free_address()
     folder = tmp_path / "backup" if how == "raises" else ""
-    told = "raises" if how == "raises" else str(int(how))
-    jobs = [Python("-c", PROGRAM, address, index, told, folder, env=environment(1)) for index in range(2)]
-    (code, _, errors), (death, output, own) = (job.outcome(90) for job in jobs)
+    jobs = [Python("-c", PROGRAM, address, index, how, folder, env=environment(1)) for index in range(2)]
+    while jobs[1].is_running():
+        assert jobs[0].is_running()
+        time.sleep(0.1)
+    (code, _, errors), (death, output, own) = (job.outcome(50) for job in jobs)
     assert json.loads(output.splitlines()[-1])
     (line,) = [line for line in errors.splitlines() if line.startswith("keras_dist:")]
     if how == "raises":
@@ -62,7 +69,124 @@ def test_the_others_end_within_ten_seconds_and_say_why(tmp_path, how):
         assert f"{folder}" in line and "start the job again" in line and "ValueError: no disk" in own
     else:
         assert (code, death) == (1, -signal.SIGKILL)
-        assert "process 1 of 2 has died or hangs: silent for" in line and "nothing is saved" in line
+        assert "process 1 of 2 has exited: its connection is closed; nothing is saved" in line
+
+
+def test_a_process_that_is_silent_ends_the_others_after_the_time_that_the_message_names():
+    address = free_address()
+    jobs = [Python("-c", PROGRAM, address, index, "stops", "", env=environment(1)) for index in range(2)]
+    code, _, errors = jobs[0].outcome(120)
+    os.kill(jobs[1].pid, signal.SIGKILL)
+    assert code == 1 and jobs[1].outcome(10)[0] == -signal.SIGKILL
+    assert "process 1 of 2 has exited or hangs: silent for" in errors and "raise heartbeat_timeout_s" in errors
+
+
+def look(connection, until):
+    end = time.monotonic() + 60
+    while not until() and time.monotonic() < end:
+        connection.look()
+        time.sleep(0.02)
+    assert until()
+
+
+def test_the_service_reports_processes_that_exit_and_strangers_are_none():
+    service = CoordinationService(free_address(), 3, {})
+    processes = [Connection("127.0.0.1", service.entrance, index) for index in range(2)]
+    port, key = service.entrance.split()
+    for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"0" * len(key) + b"00000001", key.encode()):
+        with socket.create_connection(("127.0.0.1", int(port))) as stranger:
+            stranger.sendall(said)
+    processes[1]._socket.close()
+    look(processes[0], lambda: processes[0].exited)
+    processes.append(Connection("127.0.0.1", service.entrance, 2))  # later than the exit
+    look(processes[2], lambda: processes[2].exited)
+    assert processes[0].exited == processes[2].exited == {1} and not processes[0].is_closed
+    service.shutdown()
+    look(processes[0], lambda: processes[0].is_closed)
+
+
+DATA = """
+import atexit, ctypes, sys
+import numpy as np
+import keras_dist as kd
+
+address, index = sys.argv[1:]
+if index == "0":  # as threads of XLA and Gloo do, sometimes, in destructors
+    terminate = ctypes.cast(ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev, ctypes.c_void_p)
+    ctypes.CDLL(None).__cxa_atexit(terminate, None, None)
+    atexit.register(print, "exit functions of Python are called")
+kd.initialize(address, 2, int(index))
+kd.set_distribution(kd.DataParallel())
+
+def batches():
+    for batch in range(100):
+        rows = 6 if batch == 7 and index == "0" else 8
+        yield np.ones((8, 3), "f4"), np.ones((rows, 1), "f4")
+
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(batches(), verbose=0)
+"""
+
+
+def test_an_error_in_the_data_of_one_process_is_its_last_word():
+    address = free_address()
+    jobs = [Python("-c", DATA, address, index, env=environment(1)) for index in range(2)]
+    (code, output, errors), (other, _, others) = (job.outcome(120) for job in jobs)
+    assert (code, other) == (1, 1), errors
+    assert "DataError: x and y must have one row each" in errors and "terminate called" not in errors
+    assert "exit functions of Python are called" in output
+    assert "process 1 ends, because process 0 of 2 has failed: DataError:" in others
+
+
+STOPS = """
+import os, sys
+import numpy as np
+import keras_dist as kd
+
+class Told(kd.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+        self.model.stop_training = os.path.exists(sys.argv[3])
+
+kd.initialize(sys.argv[1], 2, int(sys.argv[2]))
+kd.set_distribution(kd.DataParallel())
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((80, 3)), np.ones((80, 1)), 8, 100_000, verbose=0, callbacks=[Told()])
+"""
+
+
+@pytest.mark.soak
+def test_a_process_that_is_stopped_for_twenty_seconds_ends_nothing(tmp_path):
+    address = free_address()
+    jobs = [Python("-c", STOPS, address, index, tmp_path / "end", env=environment(1)) for index in range(2)]
+    while not all("epoch 1" in job.printed()[0] for job in jobs):
+        assert all(job.is_running() for job in jobs)
+        time.sleep(0.1)
+    os.kill(jobs[1].pid, signal.SIGSTOP)
+    time.sleep(20)
+    os.kill(jobs[1].pid, signal.SIGCONT)
+    before = [job.printed()[0].count("epoch") for job in jobs]
+    while not all(job.printed()[0].count("epoch") > count + 1 for job, count in zip(jobs, before, strict=True)):
+        assert all(job.is_running() for job in jobs), [job.outcome(60) for job in jobs]
+        time.sleep(0.1)
+    for job in jobs:
+        os.kill(job.pid, signal.SIGKILL)
+        job.outcome(10)
+
+
+def test_no_service_is_left_when_all_processes_are_killed():
+    address = free_address()
+    jobs = [Python("-c", STOPS, address, index, "", env=environment(1)) for index in range(2)]
+    while not all("epoch 1" in job.printed()[0] for job in jobs):
+        assert all(job.is_running() for job in jobs)
+        time.sleep(0.1)
+    (service,) = psutil.Process(jobs[0].pid).children()
+    for job in jobs:
+        os.kill(job.pid, signal.SIGKILL)
+    assert [job.outcome(30)[0] for job in jobs] == [-signal.SIGKILL] * 2
+    assert not psutil.wait_procs([service], timeout=60)[1]
 
 
 @pytest.mark.soak
@@ -85,7 +209,7 @@ class Told(kd.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         print("epoch", flush=True)
 
-kd.initialize()
+kd.initialize(heartbeat_timeout_s=float(sys.argv[2]))
 kd.set_distribution(kd.DataParallel())
 model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
 model.compile("sgd", "mse")
@@ -94,24 +218,24 @@ model.fit(np.ones((80, 3)), np.ones((80, 1)), 8, 100_000, verbose=0, callbacks=c
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_coordination_service_that_ends_or_stops_ends_the_processes_with_one_line(tmp_path, how):
+@pytest.mark.parametrize(("how", "timeout_s"), [(signal.SIGKILL, 3600), (signal.SIGSTOP, 7)])
+def test_a_coordination_service_that_ends_or_stops_ends_the_processes_with_one_line(tmp_path, how, timeout_s):
     workers = [free_address(), free_address()]
     jobs = []
     for index in range(2):
         described = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
         env = environment(1) | {"TF_CONFIG": json.dumps(described)}
-        jobs.append(Python("-c", SERVICE, tmp_path / "backup", env=env))
-    while not all(job.printed()[0].count("epoch") > 1 for job in jobs):
+        jobs.append(Python("-c", SERVICE, tmp_path / "backup", timeout_s, env=env))
+    while not all(job.printed()[0].count("epoch") > 3 for job in jobs):  # a save waits for the one before
         assert all(job.is_running() for job in jobs)
         time.sleep(0.1)
-    (service,) = pathlib.Path(f"/proc/{jobs[0].pid}/task/{jobs[0].pid}/children").read_text().split()
-    os.kill(int(service), how)
+    (service,) = psutil.Process(jobs[0].pid).children()
+    service.send_signal(how)
     try:
         outcomes = [job.outcome(60) for job in jobs]
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(service), signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            service.kill()
     whys = (
         "it has lost its coordination service",
         "process 0 of 2 does not answer, or its coordination service does not",
@@ -240,7 +364,7 @@ def end():
     print(time.time(), flush=True)
     os.kill(os.getpid(), int(how))
 
-kd.initialize(address, int(processes), int(index))
+kd.initialize(address, int(processes), int(index), heartbeat_timeout_s=7)
 if index == who:
     threading.Thread(target=end, daemon=True).start()
 kd.set_distribution(kd.DataParallel())
@@ -270,7 +394,7 @@ def test_whatever_the_others_do_they_end(tmp_path, trial):
         for code, _, errors in [job.outcome(90) for index, job in enumerate(jobs) if index != who]:
             ended = time.time()
             last = errors.splitlines()[-1]
-            assert f"process {who} of {processes} has died or hangs: silent for" in last
+            assert f"process {who} of {processes} has exited" in last
             assert code == (heartbeat.EXIT_RESTART if "start the job again" in last else 1)
     finally:
         with contextlib.suppress(ProcessLookupError):  # one that was stopped

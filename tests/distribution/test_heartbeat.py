@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import signal
 import threading
+import types
 
 import pytest
 
@@ -75,8 +76,46 @@ def test_silence_is_death_but_not_of_one_that_has_left(beats):
     beats._look([(1, Heartbeat(1)), (2, Heartbeat(5, LEFT))], 0.0)
     beats._look([(1, Heartbeat(2)), (2, Heartbeat(5, LEFT))], 6.0)
     beats._look([(1, Heartbeat(2)), (2, Heartbeat(5, LEFT))], 12.9)
-    with pytest.raises(Ended, match="process 1 of 3 has died or hangs: silent for 7 s"):
+    with pytest.raises(
+        Ended, match=r"process 1 of 3 has exited or hangs: silent for 7 s; .* raise heartbeat_timeout_s"
+    ):
         beats._look([(1, Heartbeat(2)), (2, Heartbeat(5, LEFT))], 13.0)
+
+
+def test_a_process_whose_connection_is_closed_has_exited(beats):
+    said = [(1, Heartbeat(1)), (2, Heartbeat(5, LEFT))]
+    beats._look(said, 0.0)
+    beats._exited = {1, 2}
+    beats._look(said, 2.9)  # who has noticed the same end exits, too
+    with pytest.raises(Ended, match="process 1 of 3 has exited: its connection is closed"):
+        beats._look(said, 3.0)
+
+
+def test_the_time_in_which_a_process_was_stopped_is_not_silence_of_the_others(beats, monkeypatch):
+    clock = iter([0.0, 1.0, 2.0, 100.0, 101.0])  # all processes of the job were stopped for 98 s
+    monkeypatch.setattr(heartbeat, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    looks, stops = [], iter([False] * 4 + [True])
+    replaced = {
+        "_connect": lambda: None,
+        "_read": lambda: [(1, Heartbeat(1)), (2, Heartbeat(1))],
+        "_stopped": types.SimpleNamespace(wait=lambda seconds: next(stops)),
+        "_look": lambda said, now: looks.append(now),
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(beats, name, value)
+    beats._run()
+    assert looks == [1.0, 2.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize(("saved", "steps", "code"), [(None, None, 1), ("nothing yet", None, 1), ("step_7", 7, 75)])
+def test_only_a_job_that_has_saved_since_its_start_asks_for_a_restart(beats, monkeypatch, saved, steps, code):
+    monkeypatch.undo()
+    monkeypatch.setattr(beats, "_exit", lambda blamed, reason, told, code: (_ for _ in ()).throw(Ended(told, code)))
+    beats.note_save(saved, steps)
+    with pytest.raises(Ended) as ended:
+        beats._end(1, "hangs")
+    told = {None: "nothing is saved", "nothing yet": "nothing since this start; remove the cause, or save more often"}
+    assert ended.value.args[1] == code and told.get(saved, "saved: step_7; start the job again") in ended.value.args[0]
 
 
 def test_a_failure_ends_the_others_but_not_those_that_fail_themselves(beats):
@@ -91,7 +130,7 @@ def test_a_failure_ends_the_others_but_not_those_that_fail_themselves(beats):
     ):  # the program has caught the error and trains again, which process 2 does not
         assert beats._mine.state == RUNNING
         beats._look([(1, Heartbeat(2)), failed[1]], 6.9)  # it may be about to
-        with pytest.raises(Ended, match="process 2 of 3 has died or hangs"):
+        with pytest.raises(Ended, match="process 2 of 3 has exited or hangs"):
             beats._look([(1, Heartbeat(3)), failed[1]], 7.0)
 
 
@@ -219,7 +258,7 @@ def test_the_first_collective_over_some_devices_has_the_time_to_join_in(beats, m
         beats._look_at_steps(beats._last_step + 2)
         with pytest.raises(Ended, match="not connected for their first collective within 3 s") as ended:
             beats._look_at_steps(beats._last_step + 4)
-        assert is_first and ended.value.args[1] == heartbeat.EXIT_RESTART
+        assert is_first and ended.value.args[1] == 1
     with beats.connecting(frozenset([1, 2])) as is_first:
         assert not is_first
     with pytest.raises(ValueError, match="Gloo"), beats.connecting(frozenset([1, 3])):

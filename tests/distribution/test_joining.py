@@ -217,7 +217,7 @@ def test_every_socket_of_a_job_listens_on_the_address_that_was_given():
     found = [json.loads(output.splitlines()[-1]) for _, output, _ in ended]
     assert [one[:2] for one in found] == [["gloo", [[1, 1], [1, 1]]]] * 2
     (_, _, first), (_, _, second) = found
-    assert len(first) == 2 and [host, port] in first  # the coordinator's and Gloo's
+    assert len(first) == 3 and [host, port] in first  # the coordinator's two and Gloo's
     assert len(second) == 1
     assert {address for address, _ in [*first, *second]} == {host}
 

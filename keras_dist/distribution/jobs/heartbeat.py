@@ -1,9 +1,10 @@
 """Heartbeats of the processes of a job: when one exits, hangs or fails, the others exit within seconds.
 
 Gloo reports a closed connection without its process, says nothing of a stopped one, and JAX's own time-out aborts. So
-each process writes a heartbeat a second to JAX's key-value store and reads the others' in a thread. A process silent
-for `heartbeat_timeout_s`, or for 3 s after a failed collective, counts as failed; the others exit with one line. Anyone
-who reaches the coordinator's port may write there: a forged heartbeat can end a job, but run no code.
+each process writes a heartbeat a second to JAX's key-value store and reads the others' in a thread. The coordination
+service reports processes that have exited. One silent for `heartbeat_timeout_s`, or for 3 s after it exited or a
+collective failed, counts as failed; the others exit with one line. Anyone who reaches the coordinator's port may write
+there: a forged heartbeat can end a job, but run no code.
 
 Processes that do different things wait forever, one in a collective and the other for a message; a time-out would have
 to be longer than the longest step. So heartbeats carry the last acts that need all processes, and a difference ends the
@@ -23,12 +24,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Set
 from types import TracebackType
 from typing import Any, NoReturn
 
 from keras_dist._support.process_notes import NOTES_VARIABLE, ProcessNotes
 from keras_dist._unstable import gloo, jax_runtime
+from keras_dist._unstable.coordination_service import Connection
 from keras_dist.errors import ProcessAbsentError, shorten
 
 _ACTS_KEPT = 8  # at most two executions are in flight, so no process is further ahead of a waiting one
@@ -66,23 +68,29 @@ def difference(mine: CollectiveLog, others: CollectiveLog) -> tuple[str, str, st
 
 
 EXIT_RESTART = 75
-"""`EX_TEMPFAIL`: exit code of a process whose job can resume from a checkpoint when it is started again."""
+"""`EX_TEMPFAIL`: exit code of a process whose job has saved since its start, and resumes when it is started again.
+
+A job that has not would fail again, and a script that repeats it for this code would never end.
+"""
 
 LONGEST_WAIT_S = 3600.0  # limit of a wait outside of steps, where `hang_timeout_s` is None
 
 _BEAT_S = 1.0
 _GRACE_S = 4.0  # in which all processes may raise the same error, each with its own traceback
 _LOST_S = 3.0  # without a heartbeat, for a process whose connections are closed
+_CONNECT_MS = 10_000
 _REPORT_EVERY_S = 15.0
 _LOST_CONNECTIONS = ("Gloo", "NCCL", "UNAVAILABLE: ")  # in errors: a connection to another process was closed
 _SIGNALLED = 128  # a larger exit code is this number plus the number of a signal
-_PLACE = "keras_dist/alive/"
+_PLACE, _ENTRANCE = "keras_dist/alive/", "keras_dist/entrance"
 _LIMIT_CHARACTERS = 10_000
 _WHY_CHARACTERS = 500
 _SAME = (
     "make the same calls in all processes: let callbacks that stop training or set variables run in each of them, and "
     "give each as many batches, of the same lengths"
 )
+
+_IN_VAIN = "remove the cause, or save more often (save_freq of BackupAndRestore), before a restart"
 
 _STEP, _CONNECTION = "step", "connection"
 _STRANGER = (
@@ -127,6 +135,7 @@ class Monitor:
     def __init__(self, hang_timeout_s: float | None = None) -> None:
         self.hang_timeout_s = hang_timeout_s  # of a step, and of waiting for other processes
         self.notes = ProcessNotes()  # for the launcher, when this process has exited
+        self._has_saved = False  # since the start of the program
         self._notes_file: int | None = None
         self._notes_lock = threading.Lock()
         self._last_step: float | None = None  # None while nothing is waited for
@@ -228,7 +237,8 @@ class Monitor:
         self.note(steps=self.notes.steps + training_steps, step_at=time.time())
 
     def note_save(self, what: str | None, steps: int | None = None) -> None:
-        """Note the checkpoint from which a restarted job resumes, and its training steps, by default all; or None."""
+        """Note the checkpoint from which a restarted job resumes, or None; and the training steps in a new one."""
+        self._has_saved |= steps is not None
         self.note(saved=what, saved_steps=self.notes.steps if steps is None else steps)
 
     def note(self, **facts: Any) -> None:
@@ -247,13 +257,11 @@ def current() -> Monitor:
     return _current
 
 
-def watch_job(
-    heartbeat_timeout_s: float, shutdown_timeout_s: float, hang_timeout_s: float | None, join_timeout_s: float
-) -> None:
-    """Start the heartbeats of this process, which has joined a job."""
+def watch_job(entrance: str | None, **timeouts: Any) -> None:
+    """Start the heartbeats of this process, which has joined a job; the first process has the service's `entrance`."""
     global _current
-    _current = job_monitor = JobMonitor(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, join_timeout_s)
-    job_monitor.start()
+    _current = job_monitor = JobMonitor(**timeouts)
+    job_monitor.start(entrance)
 
 
 class JobMonitor(Monitor):
@@ -264,7 +272,7 @@ class JobMonitor(Monitor):
         heartbeat_timeout_s: float,
         shutdown_timeout_s: float,
         hang_timeout_s: float | None,
-        join_timeout_s: float = LONGEST_WAIT_S,
+        initialization_timeout_s: float = LONGEST_WAIT_S,
     ) -> None:
         super().__init__(hang_timeout_s)
         self._client = jax_runtime.job_client()
@@ -275,18 +283,22 @@ class JobMonitor(Monitor):
         self._stopped = threading.Event()
         self._seen: dict[int, tuple[Heartbeat, float]] = {}
         self._failed_since: dict[int, float] = {}  # for others; infinite where this process failed with them
-        self._join_timeout_s = join_timeout_s
+        self._join_timeout_s = initialization_timeout_s
         self._connected: set[frozenset[Any]] = set()  # devices over which a collective has run
         self._answered = time.monotonic()  # last answer of the coordination service
+        self._connection: Connection | None = None
+        self._exited: Set[int] = frozenset()
         self._differs: dict[int, tuple[tuple[str, str, str], float]] = {}  # from the acts of others, and since when
         self._lost = False  # whether another process is known to have exited
         path = os.environ.get(NOTES_VARIABLE)
         self._notes_file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
 
-    def start(self) -> None:
+    def start(self, entrance: str | None) -> None:
         """Write and read heartbeats in a thread, until `leave`."""
         self.note(joined=True)
         self._beat()
+        if entrance is not None:
+            self._client.key_value_set(_ENTRANCE, entrance)
         self._thread = threading.Thread(target=self._run, name="keras_dist heartbeat", daemon=True)
         self._thread.start()
         gloo.before_abort(self._explain)
@@ -296,6 +308,8 @@ class JobMonitor(Monitor):
         def fail(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
             self.fail(error)
             before(kind, error, traceback)
+            if isinstance(error, Exception):  # else Python exits by the signal
+                atexit.register(self._leave_after_error)  # last, so that it is called first
 
         sys.excepthook = fail
 
@@ -358,6 +372,15 @@ class JobMonitor(Monitor):
         else:
             jax_runtime.leave_job()
 
+    def _leave_after_error(self) -> None:
+        """Exit after an uncaught error, without C++ destructors: threads that wait for other processes abort there."""
+        atexit.unregister(self._leave_after_error)
+        self.leave()
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
     def _running(self) -> list[int]:
         return [process for process, beat in self._read() if beat.state == RUNNING]
 
@@ -373,21 +396,34 @@ class JobMonitor(Monitor):
         others = (process for process in range(self.processes) if process != self.process)
         return [(process, Heartbeat.decode(found[str(process)])) for process in others if str(process) in found]
 
+    def _connect(self) -> None:
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # behind a firewall heartbeats must do
+            entrance = self._client.blocking_key_value_get(_ENTRANCE, _CONNECT_MS)
+            host = (jax_runtime.coordinator_address() or "").rpartition(":")[0].strip("[]")
+            self._connection = Connection(host, entrance, self.process)
+            self._exited = self._connection.exited
+
     def _run(self) -> None:
+        self._connect()
+        watched, last = 0.0, time.monotonic()  # time in which this process could see heartbeats
         while not self._stopped.wait(_BEAT_S):
             try:
+                if self._connection is not None:
+                    self._connection.look()  # before heartbeats, which say whether a process has left the job
                 self._beat()
                 beats = self._read()
             except RuntimeError:
                 self._look_at_service(time.monotonic())
                 continue
-            self._answered = time.monotonic()
-            self._look_at_acts(beats, time.monotonic())
-            self._look(beats, time.monotonic())
-            self._look_at_steps(time.monotonic())
+            self._answered = now = time.monotonic()
+            watched, last = watched + min(now - last, 2 * _BEAT_S), now
+            self._look_at_acts(beats, now)
+            self._look(beats, watched)
+            self._look_at_steps(now)
 
     def _look_at_service(self, now: float) -> None:
-        if now - self._answered >= self._timeout_s:
+        is_closed = self._connection is not None and self._connection.is_closed
+        if now - self._answered >= (min(self._timeout_s, _LOST_S) if is_closed else self._timeout_s):
             has = "does not answer, or its coordination service does not"
             self._end(0, has if self.process else "has lost its coordination service")
 
@@ -404,8 +440,11 @@ class JobMonitor(Monitor):
             elif now - self._failed_since.setdefault(process, now) >= (0 if self._lost else _GRACE_S):
                 self._end(process, f"has failed: {beat.why}")
             beats_on = beat.state == RUNNING or self._failed_since.get(process) == math.inf
+            if self._mine.state == RUNNING and beats_on and now - since >= _LOST_S and process in self._exited:
+                self._end(process, "has exited: its connection is closed")
             if self._mine.state == RUNNING and beats_on and now - since >= self._timeout_s:
-                self._end(process, f"has died or hangs: silent for {now - since:.0f} s")
+                slow = "" if self._lost else "; if its machine is only slow, raise heartbeat_timeout_s"
+                self._end(process, f"has exited or hangs: silent for {now - since:.0f} s{slow}")
             waits = self._lost or not jax_runtime.backend_started()  # which all must start together
             if beat.state == LEFT and now - since >= _GRACE_S and waits:
                 self._end(process, "has ended its program before the others")
@@ -432,7 +471,7 @@ class JobMonitor(Monitor):
             if self._awaited == _CONNECTION:
                 faulthandler.dump_traceback()
                 reason = f"the processes have not connected for their first collective within {limit_s:g} s"
-                self._exit(self.process, reason, f"{reason}; {_STRANGER}", EXIT_RESTART)
+                self._exit(self.process, reason, f"{reason}; {_STRANGER}", 1)
             steps = {self.process: self._steps} | {process: beat.steps for process, (beat, _) in self._seen.items()}
             last = min(steps, key=lambda process: (steps[process], process != self.process))  # others wait for it
             hangs = f"no step for {now - since:.0f} s"
@@ -443,8 +482,9 @@ class JobMonitor(Monitor):
     def _end(self, blamed: int, reason: str) -> NoReturn:
         saved = self.notes.saved
         who = "it" if blamed == self.process else f"process {blamed} of {self.processes}"
-        advice = "nothing is saved" if saved is None else f"saved: {saved}; start the job again"
-        self._exit(blamed, reason, f"{who} {reason}; {advice}", 1 if saved is None else EXIT_RESTART)
+        again = "start the job again" if self._has_saved else f"nothing since this start; {_IN_VAIN}"
+        advice = "nothing is saved" if saved is None else f"saved: {saved}; {again}"
+        self._exit(blamed, reason, f"{who} {reason}; {advice}", EXIT_RESTART if self._has_saved else 1)
 
     def _exit(self, blamed: int, reason: str, told: str, code: int) -> NoReturn:
         self.note(blamed=blamed, reason=reason)

@@ -51,7 +51,6 @@ _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _INITIALIZATION_TIMEOUT_S = 60
 _REPORT_EVERY_S = 15.0
 _LONGEST_S = 1e6
-_LINGER_S = 5.0  # beyond the time-out of heartbeats; by then all processes know of a failure
 _JOINED = "keras_dist/joined"
 _WARNED = "keras_dist/warned/"
 _WARNING_WAIT_S = 5.0
@@ -68,7 +67,7 @@ def initialize(
     *,
     required: bool = True,
     initialization_timeout_s: float | None = None,
-    heartbeat_timeout_s: float = 7,
+    heartbeat_timeout_s: float = 60,
     shutdown_timeout_s: float = 300,
     hang_timeout_s: float | None = None,
     check_data: Literal["sample", "full", False] = "sample",
@@ -97,8 +96,8 @@ def initialize(
             alone if it finds neither arguments nor variables, and JAX detects no job.
         initialization_timeout_s: limit for all processes to join, and later for all to connect for their first
             collective [s]; None for 60; variable `KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S`.
-        heartbeat_timeout_s: time without a heartbeat after which a process is considered dead [s]; must be longer than
-            any call of the program blocks other Python threads.
+        heartbeat_timeout_s: time without a heartbeat after which a process is considered failed [s]; must be longer
+            than any call of the program blocks other Python threads. A process that exits is noticed at once.
         shutdown_timeout_s: time that the first process waits at its end for the others, which depend on its
             coordinator [s].
         hang_timeout_s: time without a step, in `fit`, `evaluate` or `predict`, or of waiting for other processes, after
@@ -151,7 +150,7 @@ def initialize(
         "heartbeat_timeout_seconds": round(heartbeat_timeout_s),
         "shutdown_timeout_seconds": round(shutdown_timeout_s),
     }
-    attempt = _Attempt(given, end, heartbeat_timeout_s + _LINGER_S)
+    attempt = _Attempt(given, end)
     try:
         with attempt.waiting:
             jax_runtime.join_job(arguments, attempt.start_service, attempt.await_coordinator)
@@ -162,7 +161,7 @@ def initialize(
             raise
         raise attempt.failed(error) from None
     process, processes = jax_runtime.place_in_job()
-    heartbeat.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, initialization_timeout_s)
+    heartbeat.watch_job(attempt.entrance, **timeouts, hang_timeout_s=hang_timeout_s)
     with _telling(f"the arguments of the other processes of {processes}"):
         seed = _agree(jax_runtime.job_client(), process, processes, end, check_data)
     same_rows.choose_check(check_data)
@@ -217,10 +216,10 @@ def _telling(what: str) -> Generator[None]:
 class _Attempt:
     """Callbacks of JAX while a process joins its job, and the error if it fails."""
 
-    def __init__(self, given: JobArguments, end: float, linger_s: float) -> None:
-        # deadline by `time.monotonic`; seconds that the coordination service outlives a first process that dies
-        self._given, self._end, self._linger_s = given, end, linger_s
+    def __init__(self, given: JobArguments, end: float) -> None:
+        self._given, self._end = given, end  # deadline by `time.monotonic`
         self._service: CoordinationService | None = None
+        self.entrance: str | None = None  # of the service, if this process has started it
         self._bound: str | None = None  # host on which the service listens
         self._place: tuple[str, int, int] | None = None  # the coordinator's address, this process, number of processes
         self.waiting = contextlib.ExitStack()  # reports waiting for other processes, until it is closed
@@ -231,9 +230,10 @@ class _Attempt:
         self._bound = _check_can_listen(address)
         options = {**options, "cluster_register_timeout": _seconds_until(self._end)}
         try:
-            self._service = CoordinationService(address, processes, self._linger_s, options)
+            self._service = CoordinationService(address, processes, options)
         except RuntimeError as error:
             raise _cannot_listen(address, error) from error
+        self.entrance = self._service.entrance
         return self._service
 
     def await_coordinator(self, address: str, process: int, processes: int) -> str:
