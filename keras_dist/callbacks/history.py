@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,13 +13,19 @@ import numpy as np
 
 from keras_dist._support import html_tables
 from keras_dist._support.arguments import argument_error, check_path, is_number
+from keras_dist._support.located_warnings import warn
 from keras_dist.callbacks.callback import Callback, Logs
+from keras_dist.callbacks.terminate_on_nan import index_hint
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import MissingExtraError, ModelError, shorten
 from keras_dist.saving.drafts import writing_to
 from keras_dist.training.throughput import Timing
 from keras_dist.visualization import plot_curves, plot_history
 from keras_dist.visualization.history import epoch_numbers
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 class History(Callback):
@@ -49,6 +56,9 @@ class History(Callback):
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(value)
             self.rows_of.setdefault(name, []).append(self._count)
+        if _is_nan((logs or {}).get("loss")) and not any(map(_is_nan, self.history["loss"][-2:-1])) and is_chief():
+            hint = index_hint(self.model, " ")
+            warn(f"the loss is nan in epoch {epoch + 1}.{hint} TerminateOnNaN() names the first batch, or variable.")
         self._count += 1
 
     def get_state(self) -> dict[str, Any]:

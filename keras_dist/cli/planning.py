@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 import warnings
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from keras_dist.cli.arguments import AsJson, Config, Mesh, Settings, load, show, show_toml, to_stderr
+from keras_dist.cli.arguments import (
+    AsJson,
+    Config,
+    Mesh,
+    Settings,
+    load,
+    of_config,
+    overrides,
+    show,
+    show_toml,
+    to_stderr,
+)
 
 if TYPE_CHECKING:
     from keras_dist.config import RunConfig
@@ -37,13 +49,18 @@ def plan(
     into the memory of the target's devices, and 4 if this is not known before the step is compiled.
     """
     from keras_dist import planner
+    from keras_dist._support.context_variables import with_value
+    from keras_dist.distribution.render import render_bytes
+    from keras_dist.planner.search_result import remedy_language, toml_of
 
     with to_stderr():
         inputs = _inputs(load(config, mesh, settings), target)
-        report = planner.plan(**inputs, target=target, compiles=compile_it)
+        with with_value(remedy_language, lambda found: of_config(toml_of(found), config)):
+            report = planner.plan(**inputs, target=target, compiles=compile_it)
     show(report, json)
     if html is not None:
         report.to_html(html)
+        print(f"wrote {html} ({render_bytes(html.stat().st_size)})", file=sys.stderr)
     return report.exit_code
 
 
@@ -79,7 +96,7 @@ def auto(
     compile_it: Compile = True,
     json: AsJson = False,
 ) -> int:
-    """Find a layout, and print it as TOML.
+    """Find a layout, and print it as lines of the config, in its format.
 
     Nothing is allocated. stdout has the tables [mesh] and [distribution] for the config, stderr the candidates. Options
     replace objective, target and memory_limit of strategy = "auto" in the config. The exit code is 1 if no candidate
@@ -103,7 +120,7 @@ def auto(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "nothing fits")  # the explanation begins with it
             found = finder.search(**inputs)
-    show_toml(found, json)
+    show_toml(found, json, config)
     return 1 if found.fits is False else 0
 
 
@@ -112,14 +129,30 @@ def check(
 ) -> int:
     """Find mistakes in a config and its layout rules.
 
-    Nothing is allocated. The exit code is 1 if a rule cannot be applied or has no effect, 2 if the config is wrong.
+    Mistakes of all kinds are listed, as far as each can be found without the others. Nothing is allocated. The exit
+    code is 1 if a rule cannot be applied or has no effect, 2 if the config is wrong.
     """
     from keras_dist import planner
+    from keras_dist.assembly.components import joined_error
+    from keras_dist.assembly.distributions import valid_inputs
+    from keras_dist.config.loader import load_valid
+    from keras_dist.errors import KerasDistError
 
+    report = None
     with to_stderr():
-        report = planner.check(**_inputs(load(config, mesh, settings), target))
-    show(report, json)
-    return 1 if report.problems else 0
+        run, wrong = load_valid(config, overrides(mesh, settings))
+        inputs, errors = (None, []) if run is None else valid_inputs(run, target)
+        if wrong is not None:  # what it names is missing in the run
+            errors = [wrong, *(error for error in errors if "is missing" not in error.summary)]
+        try:
+            report = None if inputs is None else planner.check(**vars(inputs))
+        except KerasDistError as error:
+            errors.append(error)
+    if report is not None and (report.problems or not errors):
+        show(report, json)
+    if errors:
+        raise joined_error(errors)
+    return 1 if report is not None and report.problems else 0
 
 
 def _inputs(run: RunConfig, target: str | None) -> dict[str, Any]:
