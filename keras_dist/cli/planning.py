@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -32,6 +34,22 @@ Target = Annotated[
 Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="whether XLA compiles the step for the target")]
 
 
+def _speaks_config(command: Callable[..., int]) -> Callable[..., int]:
+    """Let remedies in the output of a command be lines of its config."""
+
+    @functools.wraps(command)
+    def with_lines(config: pathlib.Path, **options: Any) -> int:
+        from keras_dist._support.context_variables import with_value
+        from keras_dist.planner.remedy_language import config_lines
+        from keras_dist.planner.search_result import toml_of
+
+        with with_value(config_lines, lambda found: of_config(toml_of(found), config)):
+            return command(config=config, **options)
+
+    return with_lines
+
+
+@_speaks_config
 def plan(
     config: Config,
     mesh: Mesh = None,
@@ -49,14 +67,11 @@ def plan(
     into the memory of the target's devices, and 4 if this is not known before the step is compiled.
     """
     from keras_dist import planner
-    from keras_dist._support.context_variables import with_value
     from keras_dist.distribution.render import render_bytes
-    from keras_dist.planner.search_result import remedy_language, toml_of
 
     with to_stderr():
         inputs = _inputs(load(config, mesh, settings), target)
-        with with_value(remedy_language, lambda found: of_config(toml_of(found), config)):
-            report = planner.plan(**inputs, target=target, compiles=compile_it)
+        report = planner.plan(**inputs, target=target, compiles=compile_it)
     show(report, json)
     if html is not None:
         report.to_html(html)
@@ -81,6 +96,7 @@ def explain(
     return 0
 
 
+@_speaks_config
 def auto(
     config: Config,
     mesh: Mesh = None,

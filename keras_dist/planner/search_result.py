@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import collections
-import contextvars
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras_dist._support.text_tables import Table, render
@@ -22,6 +21,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded
 from keras_dist.planner.logical_rules import BATCH, axis_names_of, layout_map_of
 from keras_dist.planner.propagation import Collective
+from keras_dist.planner.remedy_language import setting
 from keras_dist.planner.search import Candidate
 
 _MOST_CANDIDATES = 10
@@ -146,12 +146,6 @@ def code_of(distribution: Distribution) -> str:
     return "\n".join([*lines, f"distribution = kd.{kind}({over}rules, {batch!r}{named})"])
 
 
-remedy_language: contextvars.ContextVar[Callable[[Distribution], str]] = contextvars.ContextVar(
-    "remedy_language", default=code_of
-)
-"""Renders the rules of remedies; the commands have another value, since their user has a config."""
-
-
 def options_of(distribution: Distribution) -> dict[str, Any]:
     """Return the options of a strategy with rules that are not the default."""
     given = {"axis_names": dict(distribution.axis_names), "sequence_axis": distribution.sequence_axis}
@@ -213,7 +207,7 @@ def _explained(
     if best.shard_optimizer:
         yield f"{batch} -> slots: each device updates its part of the weights"
     if best.remat is not None:
-        yield f"remat={best.remat!r}: these layers are computed again in the backward pass"
+        yield f"{setting('remat', best.remat)}: these layers are computed again in the backward pass"
     used = {axis for axes in best.rules.values() for axis in axis_tuple(axes)}
     if unused := [axis for axis, size in best.mesh.items() if size > 1 and axis not in used]:
         devices = math.prod(best.mesh[axis] for axis in unused)

@@ -12,6 +12,7 @@ from keras_dist.distribution.render import render_bytes, render_seconds
 from keras_dist.errors import CompilationError, MissingExtraError
 from keras_dist.planner.compiled import CompiledFigures, figures
 from keras_dist.planner.propagation import Propagated
+from keras_dist.planner.remedy_language import setting
 from keras_dist.planner.roofline import Roofline, roofline
 from keras_dist.planner.targets import Target
 from keras_dist.planner.tracing import StepProgram
@@ -130,7 +131,8 @@ class Verdict:
         elif not self.fits and self.slots_nbytes >= self.limit_nbytes / _LEAST_SLOTS > 0:
             saved, least = render_bytes(self.slots_nbytes), render_bytes(self.least_nbytes - self.slots_nbytes)
             rest = f"state and batch would need {least} of {render_bytes(self.limit_nbytes)}"
-            yield f'slots in host memory, slot_memory="pinned_host" of compile or [training], saves {saved}: {rest}'
+            how = setting("slot_memory", "pinned_host")
+            yield f"slots in host memory, {how}, would save {saved}: {rest}"
 
     @property
     def _memory(self) -> str:
