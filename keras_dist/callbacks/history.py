@@ -24,10 +24,6 @@ from keras_dist.visualization import plot_curves, plot_history
 from keras_dist.visualization.history import epoch_numbers
 
 
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
 class History(Callback):
     """The logs of every epoch; returned by `fit`.
 
@@ -44,21 +40,34 @@ class History(Callback):
         self.history: dict[str, list[float]] = {}
         self.epoch: list[int] = []
         self.rows_of: dict[str, list[int]] = {}
-        self._count = 0
+        self._count, self._warned = 0, False
         self.timing: Timing | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Reset `epoch`; values of earlier trainings with the same object are kept."""
-        self.epoch = []
+        self.epoch, self._warned = [], False
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        self._warn_of_nan()
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        self._warn_of_nan()
+
+    def _warn_of_nan(self) -> None:
+        """Warn once if the loss of the last epoch is NaN, unless a callback as `TerminateOnNaN` ends the training."""
+        loss = self.history.get("loss", [0])[-1]
+        if self._warned or not self.epoch or self.model.stop_training or not is_chief():
+            return
+        if isinstance(loss, float) and math.isnan(loss):
+            self._warned, hint = True, index_hint(self.model, " ")
+            number = self.epoch[-1] + 1
+            warn(f"the loss is nan in epoch {number}.{hint} TerminateOnNaN() names the first batch, or variable.")
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self.epoch.append(epoch)
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(value)
             self.rows_of.setdefault(name, []).append(self._count)
-        if _is_nan((logs or {}).get("loss")) and not any(map(_is_nan, self.history["loss"][-2:-1])) and is_chief():
-            hint = index_hint(self.model, " ")
-            warn(f"the loss is nan in epoch {epoch + 1}.{hint} TerminateOnNaN() names the first batch, or variable.")
         self._count += 1
 
     def get_state(self) -> dict[str, Any]:

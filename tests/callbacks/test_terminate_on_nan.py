@@ -69,6 +69,7 @@ def test_it_ends_training_a_step_after_the_first_batch_whose_loss_is_not_finite(
     assert taken == steps and history.epoch == [0] and ended == [True]
     assert capsys.readouterr().out == (
         f"Batch {batch}: Invalid loss, terminating training. All variables were finite before that: look at the rows.\n"
+        "compile(check=True) names a label or token that is out of range.\n"
     )
 
 
