@@ -118,7 +118,7 @@ def valid_inputs(run: RunConfig, target: str | Target | None = None) -> tuple[Pl
         run = run.model_copy(update={"optimizer": Component(name="sgd"), "training": training})
     place = tried(lambda: placed(run, data[0], _planned_devices(run.mesh, target)))
     step = tried(_step, run, data[0], None if place is None else place[1])
-    return None if place is None or step is None else PlanInputs(*step, place[0], optimizer, loss), errors
+    return None if place is None or step is None else PlanInputs(step[0], step[1], place[0], optimizer, loss), errors
 
 
 def any_loss(y_true: Any, y_pred: Any) -> Any:

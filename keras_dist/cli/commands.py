@@ -28,7 +28,7 @@ def train(
 
     if fake is not None:
         use_cpu_devices(fake)
-    assembly.train(run, show_defaults=verbose)
+    assembly.train(run, **({"show_defaults": True} if verbose else {}))
     return 0
 
 

@@ -53,10 +53,9 @@ def summary_parts(
 def _variable_table(rows: Sequence[Row], title: str) -> Table:
     table = layout_table(rows, title)
     counts = ["params", *(f"{_size(row):,}" if row.role in PLANNED_BY_RULE else "" for row in rows)]
-    table.headers, *table.rows = (
-        [cells[0], cells[1], count, *cells[2:]]
-        for cells, count in zip((table.headers, *table.rows), counts, strict=True)
-    )
+    cells = zip((table.headers, *table.rows), counts, strict=True)
+    lines: list[Sequence[str]] = [[*line[:2], count, *line[2:]] for line, count in cells]
+    table.headers, table.rows = lines[0], lines[1:]
     table.numbers = ("params", *table.numbers)
     table.priority = ("path", "params", "shape", "layout", "per device", "rule")
     return table
