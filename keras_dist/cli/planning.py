@@ -115,8 +115,8 @@ def auto(
     """Find a layout, and print it for the config.
 
     Nothing is allocated. stdout has the tables [mesh] and [distribution] in the format of the config, stderr the
-    candidates. Options replace objective, target and memory_limit of strategy = "auto" in the config. The exit code is 1 if no candidate
-    fits into the memory of a device. CPU devices have no limit but --memory-limit.
+    candidates. Options replace objective, target and memory_limit of strategy = "auto" in the config. The exit code is
+    1 if no candidate fits into the memory of a device. CPU devices have no limit but --memory-limit.
     """
     from keras_dist import planner
     from keras_dist.config import AutoConfig, ModelParallelConfig
