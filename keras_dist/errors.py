@@ -15,6 +15,7 @@ the same place, so ``except ValueError`` works as before.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -254,8 +255,10 @@ _SYNONYMS = {"rules": "layout_map", "layout_map": "rules"}
 
 
 def nearest(name: str, options: Iterable[str]) -> str | None:
-    """Return the option most similar to ``name``, or None if none is similar."""
-    known = list(options)
-    same = [option for option in known if option.casefold() == name.casefold()]
-    similar = same or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    """Return the option most similar to ``name``, those with all its words before others, or None; never ``name``."""
+    known, text = [option for option in options if option != name], name.casefold()
+    same = [option for option in known if option.casefold().replace("_", "") == text.replace("_", "")]
+    words = [word for word in re.split(r"[^a-z0-9]+", text) if word]
+    longer = [option for option in known if len(words) > 1 and all(word in option.casefold() for word in words)]
+    similar = difflib.get_close_matches(name, same or longer or known, n=1, cutoff=0.5) or same
     return next((option for option in (*similar, _SYNONYMS.get(name)) if option in known), None)

@@ -113,7 +113,7 @@ def test_a_summary(model, at_width, width, capsys):
     assert all(weight.path in paths for weight in model.weights)
     assert "TransformerBlock)" in paths and "(-, model" in text
     number = f"{model.count_params():,}"
-    assert re.search(rf"Total params(: params {number}, bytes| .*│ +{number} │)", text), "totals have their numbers"
+    assert f"Total params: {number} (" in text and "params" in text.partition("Total")[0]
 
 
 @pytest.mark.slow

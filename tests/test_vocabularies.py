@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from keras_dist import activations, constraints, initializers, layers, losses, metrics, optimizers, regularizers, saving
-from keras_dist.errors import ConfigError, ModelError, UnknownNameError
+from keras_dist.errors import ConfigError, KerasDistError, ModelError, UnknownNameError, nearest
 from keras_dist.saving.object_registry import snake_case
 
 BASES = {
@@ -266,3 +266,17 @@ def test_activations_by_default_are_linear() -> None:
 def test_layers_are_read_from_their_configs_alone() -> None:
     with pytest.raises(ConfigError, match=r"(?s)`layer` must be .*MeanSquaredError"):
         layers.deserialize(losses.serialize(losses.MeanSquaredError()))
+
+
+def test_functions_with_arguments_are_objects_and_hints_never_the_given_name():
+    config = {"class_name": "sparse_categorical_crossentropy", "config": {"from_logits": True}}
+    assert losses.get(config).get_config()["from_logits"] is True
+    for name in ("sparse_crossentropy", "sparse_categorical_cross_entropi", "SparseeCategoricalCrossentropy"):
+        for wrong in (name, {"class_name": name, "config": {}}):
+            with pytest.raises(KerasDistError, match=r"did you mean '(S|s)parse_?(C|c)ategorical_?(C|c)rossentropy'"):
+                losses.get(wrong)
+    for get in (losses.get, metrics.get, optimizers.get):
+        with pytest.raises(KerasDistError) as caught:
+            get("keras_crossentropy_by_shapess")
+        assert "by_shapes'?" not in str(caught.value), "names that no user knows"
+    assert nearest("mse", ["mse"]) is None

@@ -12,7 +12,7 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from keras_dist import (
@@ -76,7 +76,7 @@ def compiled_model(run: RunConfig, remat: str | None, is_planned: bool = False) 
         model.compile(
             optimizer_of(run),
             loss=loss_of(run),
-            metrics=[_made(one, f"training.metrics[{n}]", as_metric) for n, one in enumerate(run.training.metrics)],
+            metrics=[metric_of(one, number) for number, one in enumerate(run.training.metrics)],
             steps_per_execution=run.training.steps_per_execution,
             remat=remat,
             slot_memory=run.training.slot_memory,
@@ -128,6 +128,11 @@ def loss_of(run: RunConfig) -> Any:
     return None if run.training.loss is None else _made(run.training.loss, "training.loss", losses.get)
 
 
+def metric_of(component: Component, number: int) -> Any:
+    """Return the metric at an index of `metrics`."""
+    return _made(component, f"training.metrics[{number}]", as_metric)
+
+
 def callback_of(component: Component, number: int) -> Callback:
     """Return the callback at an index of `[[callbacks]]`."""
     key, classes = f"callbacks[{number}]", vars(callbacks).items()
@@ -148,10 +153,21 @@ def check_run(run: Any) -> None:
         raise ConfigError("`run` must be a RunConfig", given=with_type(run), fix=fix)
 
 
-def check_training(run: RunConfig) -> None:
-    """Check callbacks and the checkpoint directory of a run. Callbacks are created, nothing is written."""
-    for number, component in enumerate(run.callbacks):
-        callback_of(component, number)
+def joined_error(errors: Sequence[KerasDistError]) -> KerasDistError:
+    """Combine errors that do not depend on each other."""
+    listed = "\n".join(f"({number}) {error}" for number, error in enumerate(errors, 1)).replace("\n", "\n  ")
+    return errors[0] if len(errors) == 1 else ConfigError(f"{len(errors)} mistakes\n  {listed}")
+
+
+def check_names_of_model(run: RunConfig) -> None:
+    """Check that the config has a model, and that its import path exists."""
+    component = needed(run.model, "model")
+    if _is_path(component):
+        imported(component.name, "model")
+
+
+def check_directory(run: RunConfig) -> None:
+    """Check the checkpoint directory of a run. Nothing is written."""
     if run.checkpoint is None:
         return
     with error_context("checkpoint.directory"):

@@ -15,17 +15,22 @@ import jax
 from keras_dist import config, presets, random
 from keras_dist.assembly.components import (
     Examples,
+    callback_of,
+    check_directory,
+    check_names_of_model,
     check_run,
-    check_training,
     compiled_model,
     data_of,
     error_context,
+    joined_error,
     loss_of,
+    metric_of,
     needed,
     optimizer_of,
 )
 from keras_dist.config import (
     AutoConfig,
+    Component,
     DataParallelConfig,
     DistributionConfig,
     FoundConfig,
@@ -44,7 +49,7 @@ from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.fully_sharded import FullySharded
 from keras_dist.distribution.mesh import DeviceMesh, fitting_sizes
 from keras_dist.distribution.strategy import Distribution, strategy_named
-from keras_dist.errors import ConfigError, MeshError
+from keras_dist.errors import ConfigError, KerasDistError, MeshError
 from keras_dist.planner import AutoParallel, Target, devices
 
 
@@ -79,12 +84,46 @@ def plan_inputs(run: RunConfig, target: str | Target | None = None) -> PlanInput
         ConfigError: as for `build` and `train`; or the target is not a machine, or has another number of devices than
             the mesh.
     """
+    inputs, errors = valid_inputs(run, target)
+    if inputs is None or errors:
+        raise joined_error(errors)
+    return inputs
+
+
+def valid_inputs(run: RunConfig, target: str | Target | None = None) -> tuple[PlanInputs | None, list[KerasDistError]]:
+    """Return `plan_inputs` and all errors; what has an error has a substitute in them, or there are none."""
     check_run(run)
-    check_training(run)
-    examples, _ = data_of(run)
-    distribution, remat = placed(run, examples, _planned_devices(run.mesh, target))
-    factory, batch = _step(run, examples, remat)
-    return PlanInputs(factory, batch, distribution, optimizer_of(run), loss_of(run))
+    errors: list[KerasDistError] = []
+
+    def tried(make: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return make(*arguments)
+        except KerasDistError as error:
+            errors.append(error)
+
+    for number, component in enumerate(run.callbacks):
+        tried(callback_of, component, number)
+    tried(check_directory, run)
+    data, optimizer, loss = tried(data_of, run), tried(optimizer_of, run), tried(loss_of, run)
+    for number, component in enumerate(run.training.metrics):
+        tried(metric_of, component, number)
+    if data is None or (errors and isinstance(run.distribution, FoundConfig)):
+        tried(check_names_of_model, run)
+        tried(lambda: _mesh(run.mesh, _planned_devices(run.mesh, target)))
+        return None, errors
+    if errors:
+        training = run.training.model_copy(update={"metrics": ()})
+        if loss is None and run.training.loss is not None:
+            training, loss = training.model_copy(update={"loss": Component(name=f"{__name__}:any_loss")}), any_loss
+        run = run.model_copy(update={"optimizer": Component(name="sgd"), "training": training})
+    place = tried(lambda: placed(run, data[0], _planned_devices(run.mesh, target)))
+    step = tried(_step, run, data[0], None if place is None else place[1])
+    return None if place is None or step is None else PlanInputs(step[0], step[1], place[0], optimizer, loss), errors
+
+
+def any_loss(y_true: Any, y_pred: Any) -> Any:
+    """Stand for a loss with an error, for targets of any shape."""
+    return y_pred.reshape(len(y_pred), -1).sum(-1)
 
 
 def distribution_of(run: RunConfig, devices: Sequence[Any] | None = None) -> Distribution:

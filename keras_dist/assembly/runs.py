@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Iterator
 from typing import Any
 
 from keras_dist import pretrained, random
@@ -10,6 +12,7 @@ from keras_dist.assembly.components import Examples, callback_of, check_run, com
 from keras_dist.assembly.distributions import placed, resolved
 from keras_dist.callbacks import BackupAndRestore, Callback, History
 from keras_dist.config import ClusterConfig, RunConfig
+from keras_dist.config.problems import key_path
 from keras_dist.distribution import CommunicationOptions, initialize
 from keras_dist.distribution.jobs import job
 from keras_dist.distribution.jobs.joining import has_job_to_join
@@ -145,15 +148,35 @@ def _join(cluster: ClusterConfig | None) -> None:
         initialize(**job_config.model_dump(exclude={"communication"}), communication_options=options)
 
 
-def train(run: RunConfig) -> History:
+def train(run: RunConfig, show_defaults: bool = False) -> History:
     """Build and train the run of a config, and return the `History`; see `build` and `Run.train`.
 
-    Unless `training.verbose` is 0, the resolved config is printed first.
+    Unless `training.verbose` is 0, the settings of the resolved config that differ from the defaults are printed first.
 
     Args:
         run: the config.
+        show_defaults: whether to print the whole resolved config, as JSON.
     """
     built = build(run)
     if run.training.verbose != 0:
-        job.print_message(built.config.to_json())
+        lines = [built.config.to_json()] if show_defaults else _changed(built.config)
+        job.print_message("\n".join(lines))
     return built.train()
+
+
+def _changed(run: RunConfig) -> Iterator[str]:
+    """Yield the settings that differ from the defaults, and the strategy, as lines of key paths and values."""
+    table = run.model_dump(mode="json", exclude_defaults=True)
+    table["distribution"] = {"strategy": run.distribution.strategy, **table.get("distribution", {})}
+    yield "# settings that differ from the defaults; keras-dist train --verbose prints all"
+    yield from _lines(table, ())
+
+
+def _lines(value: Any, loc: tuple[str | int, ...]) -> Iterator[str]:
+    items = [*(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())]
+    if isinstance(value, dict) or any(isinstance(item, dict) for _, item in items):
+        for key, item in items:
+            yield from _lines(item, (*loc, key))
+    else:
+        axes = ["-" if entry is None else entry for entry in value] if isinstance(value, list) else value
+        yield f"{key_path(loc)} = {json.dumps(axes, ensure_ascii=False)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,9 @@ import numpy as np
 
 from keras_dist._support import html_tables
 from keras_dist._support.arguments import argument_error, check_path, is_number
+from keras_dist._support.located_warnings import warn
 from keras_dist.callbacks.callback import Callback, Logs
+from keras_dist.callbacks.terminate_on_nan import index_hint
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import MissingExtraError, ModelError, shorten
 from keras_dist.saving.drafts import writing_to
@@ -37,12 +40,28 @@ class History(Callback):
         self.history: dict[str, list[float]] = {}
         self.epoch: list[int] = []
         self.rows_of: dict[str, list[int]] = {}
-        self._count = 0
+        self._count, self._warned = 0, False
         self.timing: Timing | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Reset `epoch`; values of earlier trainings with the same object are kept."""
-        self.epoch = []
+        self.epoch, self._warned = [], False
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        self._warn_of_nan()
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        self._warn_of_nan()
+
+    def _warn_of_nan(self) -> None:
+        """Warn once if the loss of the last epoch is NaN, unless a callback as `TerminateOnNaN` ends the training."""
+        loss = self.history.get("loss", [0])[-1]
+        if self._warned or not self.epoch or self.model.stop_training or not is_chief():
+            return
+        if isinstance(loss, float) and math.isnan(loss):
+            self._warned, hint = True, index_hint(self.model, " ")
+            number = self.epoch[-1] + 1
+            warn(f"the loss is nan in epoch {number}.{hint} TerminateOnNaN() names the first batch, or variable.")
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self.epoch.append(epoch)

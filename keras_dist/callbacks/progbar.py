@@ -24,6 +24,7 @@ from keras_dist._support.arguments import (
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.config.settings import is_interactive_logging_enabled
 from keras_dist.distribution.jobs.job import is_chief
+from keras_dist.distribution.render import render_number, render_seconds
 
 _LOGGER = logging.getLogger("keras_dist")
 _MOST_UNREAD = 64  # values of a name that are kept before they are read, which waits for the devices
@@ -98,20 +99,11 @@ class Drawing:
 
 
 def _speed(steps: int, seconds: float, unit: str) -> str:
-    """Return steps per second, and the time of a step in a unit in which it is a number from 1 to 999."""
+    """Return steps per second, and the time of a step."""
     if steps <= 0:
         return f"0 {unit}s/s"
     each = max(seconds, 1e-9) / steps
-    size, name = next(((size, name) for size, name in _TIMES if each >= 0.9995 * size), _TIMES[-1])
-    return f"{_digits(1 / each)} {unit}s/s ({_digits(each / size)} {name}/{unit})"
-
-
-_TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-
-
-def _digits(value: float) -> str:
-    """Return a number with three digits, or more before the point."""
-    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+    return f"{render_number(1 / each)} {unit}s/s ({render_seconds(each)}/{unit})"
 
 
 class Progbar:

@@ -53,6 +53,7 @@ class TerminateOnNaN(Callback):
         >>> x, y = np.full((8, 3), np.nan), np.ones((8, 1))
         >>> history = model.fit(x, y, batch_size=2, verbose=0, callbacks=[kd.callbacks.TerminateOnNaN()])
         Batch 0: Invalid loss, terminating training. All variables were finite before that: look at the rows.
+        compile(check=True) names a label or token that is out of range.
     """
 
     counts_batches = True
@@ -91,7 +92,8 @@ class TerminateOnNaN(Callback):
         loss = execution.logs["loss"]
         if math.isfinite(loss):
             return
-        where = _listed(self._finite.not_finite(execution.flags))
+        paths = self._finite.not_finite(execution.flags)
+        where = _listed(paths) + ("" if paths else index_hint(self.model, "\n"))
         self._finite = None  # reported once
         if self.raise_error:
             raise RuntimeError(
@@ -100,6 +102,13 @@ class TerminateOnNaN(Callback):
             )
         print_message(f"{execution.batches.capitalize()}: Invalid loss, terminating training. {where}")
         self.model.stop_training = True
+
+
+def index_hint(model: Any, before: str) -> str:
+    """Return, after `before`, how to find indices that make a loss NaN; nothing where the steps check them."""
+    choices = model._with_weights().choices
+    is_checked = choices is not None and choices.options.check
+    return "" if is_checked else f"{before}compile(check=True) names a label or token that is out of range."
 
 
 def _listed(paths: list[str]) -> str:

@@ -17,6 +17,7 @@ from keras_dist._support.arguments import check_flag
 from keras_dist._support.text_tables import Table, render
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs
 from keras_dist.distribution.jobs.job import is_chief
+from keras_dist.distribution.render import render_seconds
 from keras_dist.errors import ModelError
 from keras_dist.training.throughput import Timing
 
@@ -122,5 +123,5 @@ def _text(name: str, value: float | None) -> str:
     if value is None:
         return ""
     if name == STEP:
-        return f"{value * 1e3:,.3g} ms" if value < 1 else f"{value:,.3g} s"
+        return render_seconds(value)
     return f"{value:.1%}" if name == MFU else f"{value:,.0f}"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import pathlib
 import sys
+import tomllib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,17 +38,33 @@ def show(report: Any, as_json: bool) -> None:
     print(json.dumps(report.to_dict(), indent=2, default=list) if as_json else report)
 
 
-def show_toml(found: Any, as_json: bool) -> None:
-    """Print a part of a config to stdout and its explanation to stderr, or both as JSON."""
+def show_toml(found: Any, as_json: bool, config: pathlib.Path = pathlib.Path("run.toml")) -> None:
+    """Print a part of a config, in its format, to stdout and its explanation to stderr, or both as JSON."""
     if as_json:
         return show(found, as_json)
     with to_stderr():  # tables fit the width of stderr
         print(found)
-    print(found.to_toml().rstrip())
+    print(of_config(found.to_toml().rstrip(), config))
+
+
+def of_config(toml: str, config: pathlib.Path) -> str:
+    """Return a part of a config in the format of this config."""
+    if config.suffix.lower() == ".toml":
+        return toml
+    if config.suffix.lower() == ".json":
+        return json.dumps(tomllib.loads(toml), indent=2)
+    import yaml
+
+    return yaml.safe_dump(tomllib.loads(toml), sort_keys=False, default_flow_style=None).rstrip()
 
 
 def load(path: pathlib.Path, mesh: str | None, settings: Sequence[str] | None) -> RunConfig:
     """Return the config of a run, with the values of the options."""
     from keras_dist import config
 
-    return config.load(path, [*([] if mesh is None else [f"mesh.shape={mesh}"]), *(settings or ())])
+    return config.load(path, overrides(mesh, settings))
+
+
+def overrides(mesh: str | None, settings: Sequence[str] | None) -> list[str]:
+    """Return the values of the options as overrides of a config."""
+    return [*([] if mesh is None else [f"mesh.shape={mesh}"]), *(settings or ())]

@@ -12,7 +12,15 @@ import typer
 from keras_dist.cli.arguments import AsJson, Config, Fake, Mesh, Settings, load, show, show_toml, to_stderr
 
 
-def train(config: Config, mesh: Mesh = None, settings: Settings = None, fake: Fake = None) -> int:
+def train(
+    config: Config,
+    mesh: Mesh = None,
+    settings: Settings = None,
+    fake: Fake = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="print all settings first, not only what differs from the defaults")
+    ] = False,
+) -> int:
     """Train the run of a config."""
     run = load(config, mesh, settings)
     from keras_dist import assembly
@@ -20,7 +28,7 @@ def train(config: Config, mesh: Mesh = None, settings: Settings = None, fake: Fa
 
     if fake is not None:
         use_cpu_devices(fake)
-    assembly.train(run)
+    assembly.train(run, **({"show_defaults": True} if verbose else {}))
     return 0
 
 

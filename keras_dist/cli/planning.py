@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
+import sys
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from keras_dist.cli.arguments import AsJson, Config, Mesh, Settings, load, show, show_toml, to_stderr
+from keras_dist.cli.arguments import (
+    AsJson,
+    Config,
+    Mesh,
+    Settings,
+    load,
+    of_config,
+    overrides,
+    show,
+    show_toml,
+    to_stderr,
+)
 
 if TYPE_CHECKING:
     from keras_dist.config import RunConfig
@@ -20,6 +34,22 @@ Target = Annotated[
 Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="whether XLA compiles the step for the target")]
 
 
+def _speaks_config(command: Callable[..., int]) -> Callable[..., int]:
+    """Let remedies in the output of a command be lines of its config."""
+
+    @functools.wraps(command)
+    def with_lines(config: pathlib.Path, **options: Any) -> int:
+        from keras_dist._support.context_variables import with_value
+        from keras_dist.planner.remedy_language import config_lines
+        from keras_dist.planner.search_result import toml_of
+
+        with with_value(config_lines, lambda found: of_config(toml_of(found), config)):
+            return command(config=config, **options)
+
+    return with_lines
+
+
+@_speaks_config
 def plan(
     config: Config,
     mesh: Mesh = None,
@@ -37,6 +67,7 @@ def plan(
     into the memory of the target's devices, and 4 if this is not known before the step is compiled.
     """
     from keras_dist import planner
+    from keras_dist.distribution.render import render_bytes
 
     with to_stderr():
         inputs = _inputs(load(config, mesh, settings), target)
@@ -44,6 +75,7 @@ def plan(
     show(report, json)
     if html is not None:
         report.to_html(html)
+        print(f"wrote {html} ({render_bytes(html.stat().st_size)})", file=sys.stderr)
     return report.exit_code
 
 
@@ -64,6 +96,7 @@ def explain(
     return 0
 
 
+@_speaks_config
 def auto(
     config: Config,
     mesh: Mesh = None,
@@ -79,11 +112,11 @@ def auto(
     compile_it: Compile = True,
     json: AsJson = False,
 ) -> int:
-    """Find a layout, and print it as TOML.
+    """Find a layout, and print it for the config.
 
-    Nothing is allocated. stdout has the tables [mesh] and [distribution] for the config, stderr the candidates. Options
-    replace objective, target and memory_limit of strategy = "auto" in the config. The exit code is 1 if no candidate
-    fits into the memory of a device. CPU devices have no limit but --memory-limit.
+    Nothing is allocated. stdout has the tables [mesh] and [distribution] in the format of the config, stderr the
+    candidates. Options replace objective, target and memory_limit of strategy = "auto" in the config. The exit code is
+    1 if no candidate fits into the memory of a device. CPU devices have no limit but --memory-limit.
     """
     from keras_dist import planner
     from keras_dist.config import AutoConfig, ModelParallelConfig
@@ -103,7 +136,7 @@ def auto(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "nothing fits")  # the explanation begins with it
             found = finder.search(**inputs)
-    show_toml(found, json)
+    show_toml(found, json, config)
     return 1 if found.fits is False else 0
 
 
@@ -112,14 +145,30 @@ def check(
 ) -> int:
     """Find mistakes in a config and its layout rules.
 
-    Nothing is allocated. The exit code is 1 if a rule cannot be applied or has no effect, 2 if the config is wrong.
+    Mistakes of all kinds are listed, as far as each can be found without the others. Nothing is allocated. The exit
+    code is 1 if a rule cannot be applied or has no effect, 2 if the config is wrong.
     """
     from keras_dist import planner
+    from keras_dist.assembly.components import joined_error
+    from keras_dist.assembly.distributions import valid_inputs
+    from keras_dist.config.loader import load_valid
+    from keras_dist.errors import KerasDistError
 
+    report = None
     with to_stderr():
-        report = planner.check(**_inputs(load(config, mesh, settings), target))
-    show(report, json)
-    return 1 if report.problems else 0
+        run, wrong = load_valid(config, overrides(mesh, settings))
+        inputs, errors = (None, []) if run is None else valid_inputs(run, target)
+        if wrong is not None:  # what it names is missing in the run
+            errors = [wrong, *(error for error in errors if "is missing" not in error.summary)]
+        try:
+            report = None if inputs is None else planner.check(**vars(inputs))
+        except KerasDistError as error:
+            errors.append(error)
+    if report is not None and (report.problems or not errors):
+        show(report, json)
+    if errors:
+        raise joined_error(errors)
+    return 1 if report is not None and report.problems else 0
 
 
 def _inputs(run: RunConfig, target: str | None) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import tomllib
@@ -70,6 +72,16 @@ def load(
         >>> load(file, environ={"KERAS_DIST_MESH": "data=8,model=1"}).mesh.shape
         {'data': 8, 'model': 1}
     """
+    found, error = load_valid(path, overrides, environ)
+    if error is not None:
+        raise error
+    return cast("RunConfig", found)
+
+
+def load_valid(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> tuple[RunConfig | None, ConfigError | None]:
+    """Return the run as `load`, without settings that have problems, and the error; None if the rest is not enough."""
     if not isinstance(path, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all check types
         given, fix = f"path={with_type(path)}", 'for example path="run.toml"'
         raise ConfigError("`path` must be a path of a config file: a string, or a pathlib.Path", given=given, fix=fix)
@@ -81,17 +93,30 @@ def load(
     for override in overrides:
         settings.put(*_read_override(override), source=f"--set {override}")
     source = settings.source_of(("mesh", "shape"))
+    context, placed, more = {"mesh": "mesh.shape" if source == file else source}, settings.problems, 0
     try:
-        found = RunConfig.model_validate(settings.table, context={"mesh": "mesh.shape" if source == file else source})
+        found = RunConfig.model_validate(settings.table, context=context)
     except ValidationError as error:
-        placed = {problem.loc: problem for problem in settings.problems}
         problems, more = pydantic_problems(error, RunConfig, settings.table)
-        for problem in problems:
-            placed.setdefault(problem.loc, _placed(problem, settings))
-        raise config_error(file, list(placed.values()), more) from None
-    if settings.problems:
-        raise config_error(file, settings.problems)
-    return found
+        known = {problem.loc for problem in placed}
+        placed = [*placed, *(_placed(problem, settings) for problem in problems if problem.loc not in known)]
+    else:
+        if not placed:
+            return found, None
+    wrong = config_error(file, placed, more)
+    for problem in placed:
+        _remove(settings.table, problem.loc)
+    with contextlib.suppress(ValidationError):
+        return RunConfig.model_validate(settings.table, context=context), wrong
+    return None, wrong
+
+
+def _remove(table: dict[Any, Any], loc: Loc) -> None:
+    """Remove the value at a key path; of a value in a list, the list."""
+    *tables, name = itertools.takewhile(lambda part: isinstance(part, str), loc)
+    for part in tables:
+        table = as_table(table.get(part)) or {}
+    table.pop(name, None)
 
 
 def _placed(problem: Problem, settings: _Settings) -> Problem:

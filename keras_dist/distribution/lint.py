@@ -23,10 +23,10 @@ LIMIT_EXPLAINED = 20
 """Maximum number of rules without effect that are explained, since a hint compares a rule with all paths."""
 
 _Effects = Literal["dead", "substring", "whole", "repeated", "reshard", "cause", "pipeline"]
-Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh"] | _Effects
+Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh", "step"] | _Effects
 """`dead`, `substring`: a rule without effect. `whole`: a weight that is not sharded. `repeated`: devices compute the
-same. `reshard`: moves data. `cause`: a layout that causes the others. `pipeline`: layers that are not pipelined. Other
-kinds cannot be applied."""
+same. `reshard`: moves data. `cause`: a layout that causes the others. `pipeline`: layers that are not pipelined.
+`step`: an error of the step itself. Other kinds cannot be applied."""
 
 
 @dataclasses.dataclass(frozen=True)

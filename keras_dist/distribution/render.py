@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from keras_dist._support import html_tables
@@ -20,7 +20,7 @@ _PRIORITY = ("path", "shape", "layout", "rule", "per device")
 def render_plan(plan: LayoutPlan) -> str:
     """Return the layout table of `plan`, totals last."""
     table = layout_table(plan.rows, f"Layout on mesh {plan.mesh.describe()}")
-    add_totals(table, {"total": plan.rows})
+    table.totals.append(_total("total", plan.rows))
     return render(table, *(f"warning: {problem.summary}: {problem.fix}" for problem in plan.problems))
 
 
@@ -32,11 +32,6 @@ def layout_table(rows: Sequence[Row], title: str) -> Table:
 def layout_html(rows: Sequence[Row]) -> str:
     """Return the table of `rows` as HTML, totals last."""
     return html_tables.table(_HEADERS, map(_cells, rows), numbers=_NUMBERS, totals=[_total("total", rows)])
-
-
-def add_totals(table: Table, totals: Mapping[str, Sequence[Row]]) -> None:
-    """Append the sums of each group of rows."""
-    table.totals += [_total(label, rows) for label, rows in totals.items()]
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -78,3 +73,17 @@ def render_bytes(nbytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def render_number(value: float) -> str:
+    """Render a number with three digits, or more before the point."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
+def render_seconds(seconds: float) -> str:
+    """Render a time in a unit in which it is a number from 1 to 999, such as `17.1 ns`."""
+    unit, size = next(((unit, size) for unit, size in _TIMES if seconds >= 0.9995 * size), _TIMES[-1])
+    return f"{render_number(seconds / size)} {unit}"
+
+
+_TIMES = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))

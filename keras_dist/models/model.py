@@ -24,7 +24,7 @@ from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.content_methods import ContentMethods
 from keras_dist.models.functional import connect, is_shape
 from keras_dist.models.runtime import ModuleSource, adopt, module_is_apart
-from keras_dist.models.summary import summary_table
+from keras_dist.models.summary import summary_parts
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
 from keras_dist.training.graph import Trainable
 from keras_dist.training.naming import named_layers
@@ -324,8 +324,8 @@ class Model(ContentMethods):
         """
         if line_length is not None:
             check_int("line_length", line_length, 40, alternative="None", example=120)
-        table = summary_table(self, expand_nested, show_trainable, layer_range)
+        parts = summary_parts(self, expand_nested, show_trainable, layer_range)
         if print_fn is not None:
-            print_fn(render(table, line_length=line_length))
+            print_fn(render(*parts, line_length=line_length))
         elif is_chief():
-            sys.stdout.write(f"{render(table, line_length=line_length)}\n")
+            sys.stdout.write(f"{render(*parts, line_length=line_length)}\n")

@@ -13,8 +13,8 @@ from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.text_tables import Table
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.lint import names_tensor
-from keras_dist.distribution.plan import LayoutPlan, Row
-from keras_dist.distribution.render import add_totals, layout_table, render_axes, render_bytes, render_shape
+from keras_dist.distribution.plan import Row
+from keras_dist.distribution.render import layout_table, render_axes, render_bytes, render_shape
 from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
@@ -28,33 +28,61 @@ if TYPE_CHECKING:
     from keras_dist.models.model import Model
 
 
-def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None) -> Table:
-    """Return the table of a model: its layers, or the variables of `from_nnx` models and without a layout yet."""
+def summary_parts(
+    model: Model, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None
+) -> list[Table | str]:
+    """Return a table of layers, or of variables for `from_nnx` models and without a layout yet, and lines of totals."""
     plan = plan_before_search(model)
     if plan is not None:
-        rows = tuple(dataclasses.replace(row, rule="until fit finds one") for row in plan.rows)
-        return layout_table(rows, f"Model on mesh {plan.mesh.describe()}, for which AutoParallel has no layout yet")
+        rows = [dataclasses.replace(row, rule="until fit finds one") for row in plan.rows]
+        title = f"Model on mesh {plan.mesh.describe()}, for which AutoParallel has no layout yet"
+        return [_variable_table(rows, title)]
     session = model._built if model._graph is None else model._with_weights()
-    if session is not None and not model._may_add_losses:
-        return module_table(session.cell.plan, session.cell.state_plan, ruled_activations(session))
-    return layer_table(model, session, expand_nested, show_trainable, layer_range)
+    if session is None or model._may_add_losses:
+        table = layer_table(model, session, expand_nested, show_trainable, layer_range)
+    else:
+        plan = session.cell.plan
+        table = _variable_table(plan.rows, f"Model on mesh {plan.mesh.describe()}")
+        table.rows += [
+            (each.name, "", "", "", "input" if each.module is None else "activation", each.layout, each.rule, "", "")
+            for each in ruled_activations(session)
+        ]
+    return [table] if session is None else [table, *_totals(model, session)]
 
 
-def module_table(plan: LayoutPlan, state_plan: LayoutPlan, activations: Sequence[Ruled]) -> Table:
-    """Return the table of all variables and of activations with a rule, with totals by kind."""
-    table = layout_table(plan.rows, f"Model on mesh {plan.mesh.describe()}")
-    table.rows += [
-        (each.name, "", "", "input" if each.module is None else "activation", each.layout, each.rule, "", "")
-        for each in activations
-    ]
-    groups = {
-        "parameters": [row for row in plan.rows if row.role == "parameter"],
-        "other variables": [row for row in plan.rows if row.role != "parameter"],
-        "optimizer slots": [row for row in state_plan.rows if row.role == "slot"],
-        "total": list(state_plan.rows),
-    }
-    add_totals(table, {label: rows for label, rows in groups.items() if rows})
+def _variable_table(rows: Sequence[Row], title: str) -> Table:
+    table = layout_table(rows, title)
+    counts = ["params", *(f"{_size(row):,}" if row.role in PLANNED_BY_RULE else "" for row in rows)]
+    cells = zip((table.headers, *table.rows), counts, strict=True)
+    lines: list[Sequence[str]] = [[*line[:2], count, *line[2:]] for line, count in cells]
+    table.headers, table.rows = lines[0], lines[1:]
+    table.numbers = ("params", *table.numbers)
+    table.priority = ("path", "params", "shape", "layout", "per device", "rule")
     return table
+
+
+def _totals(model: Model, session: BuiltModel) -> Iterator[str]:
+    """Yield the lines of totals, those of Keras first; unlike Keras, the first is without the optimizer."""
+    cell = session.cell
+    trained = {session.path_of(weight) for weight in model.trainable_weights}
+    rows = (cell.row(session.path_of(variable)) for variable in session.variables())
+    weights = [row for row in rows if row.role in PLANNED_BY_RULE]
+    known, state = {row.path for row in weights}, cell.state_plan.rows
+    groups: dict[str, list[Row]] = {
+        "Total params": weights,
+        "Trainable params": [row for row in weights if row.path in trained],
+        "Non-trainable params": [row for row in weights if row.path not in trained],
+        "Optimizer params": [row for row in state if row.role == "slot"],
+        "Counters and random states": [row for row in state if row.role != "slot" and row.path not in known],
+        "Whole training state": list(state),
+    }
+    if session.choices is None:
+        del groups["Optimizer params"]
+    for label, rows in groups.items():
+        memory = "".join({f" in {row.memory_kind}": None for row in rows if row.memory_kind})
+        whole, part = sum(row.nbytes for row in rows), sum(row.nbytes_per_device for row in rows)
+        each = f", {render_bytes(part)} per device" if cell.mesh.size > 1 else ""
+        yield f"{label}{memory}: {sum(map(_size, rows)):,} ({render_bytes(whole)}{each})"
 
 
 def layer_table(
@@ -64,7 +92,7 @@ def layer_table(
     show_trainable: bool = False,
     layer_range: Sequence[str] | None = None,
 ) -> Table:
-    """Return the table of all layers with output shapes and variables, with totals."""
+    """Return the table of all layers with output shapes and variables."""
     entries = list(_entries(model))
     arrays = _Arrays(model, session, expand_nested)
     if layer_range is None:
@@ -78,13 +106,12 @@ def layer_table(
         f'Model: "{model.name}"{where}',
         headers,
         numbers=("params", "bytes", "per device"),
-        priority=(headers[0], "output shape", "trainable", "layout", "rule", "per device"),
+        priority=(headers[0], "params", "output shape", "trainable", "layout", "per device"),
         rows=[[line.get(header, "") for header in headers] for line in lines],
-        totals=[[line.get(header, "") for header in headers] for line in arrays.totals()],
     )
 
 
-_HEADERS = ("layer (type)", "output shape", "params", "layout", "rule", "bytes", "per device")
+_HEADERS = ("layer (type)", "output shape", "params", "layout", "bytes", "per device", "rule")  # rule: omitted first
 
 _Line = Mapping[str, str]  # cells by the headers of their columns
 
@@ -219,32 +246,6 @@ class _Arrays:
         shown = {each.name for entry in entries for each in self._activations_of(entry.operation)}
         rest = (each for each in self._activations_of(model) if each.name not in shown)
         yield from (self._of_activation(each, None, depth) for each in rest)
-
-    def totals(self) -> Iterator[_Line]:
-        """Yield the lines of totals."""
-        if self._built is None:
-            return
-        cell = self._built.cell
-        weights = [cell.row(self._built.path_of(variable)) for variable in self._built.variables()]
-        known, state = {row.path for row in weights}, cell.state_plan.rows
-        groups: dict[str, list[Row]] = {
-            "Total params": weights,
-            "Trainable params": [row for row in weights if self._is_trained(row)],
-            "Non-trainable params": [row for row in weights if not self._is_trained(row)],
-            "Optimizer params": [row for row in state if row.role == "slot"],
-            "Counters and random states": [row for row in state if row.role != "slot" and row.path not in known],
-            "Whole training state": list(state),
-        }
-        if self._built.choices is None:
-            del groups["Optimizer params"]
-        for label, rows in groups.items():
-            memory = "".join({f" in {row.memory_kind}": None for row in rows if row.memory_kind})
-            yield {
-                "layer (type)": f"{label}{memory}",
-                "params": f"{sum(map(_size, rows)):,}",
-                "bytes": render_bytes(sum(row.nbytes for row in rows)),
-                "per device": render_bytes(sum(row.nbytes_per_device for row in rows)),
-            }
 
     def _rows(self, layer: Layer | Operation) -> list[Row]:
         """Return the variables of a layer: weights in their order, then counters and random states."""

@@ -54,6 +54,12 @@ class DimClass:
     parts: tuple[int, ...]
     nbytes: int
 
+    def describe(self) -> str:
+        """Return size and members in a line, as `size 256, of hidden/bias dim 0, hidden/kernel dim 1`."""
+        listed = [f"{path} dim {dim}" for path, dim in self.members[:_MOST_PATHS]]
+        more = len(self.members) - len(listed)
+        return f"size {self.size}, of {', '.join(listed)}" + f" and {more} more" * (more > 0)
+
 
 class DimClasses:
     """The classes of a model's dims, in the order of first use in the step. Printing it shows a table.

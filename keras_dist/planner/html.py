@@ -17,7 +17,7 @@ from keras_dist._support.html_tables import escaped, paragraph, table
 from keras_dist.distribution.drawing import device_labels, devices_svg
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.plan import Row
-from keras_dist.distribution.render import layout_html, render_axes, render_bytes, render_shape
+from keras_dist.distribution.render import layout_html, render_axes, render_bytes, render_seconds, render_shape
 from keras_dist.distribution.shards import picture_of
 from keras_dist.saving.drafts import write_text
 
@@ -199,7 +199,7 @@ def _target(verdict: Verdict) -> str:
     times = "".join(
         paragraph(f"Least times of a step ({tier})")
         + _bars(
-            [_Bar(name, seconds, f"{1e3 * seconds:.3g} ms", 22) for name, seconds in line.seconds_by_resource.items()]
+            [_Bar(name, seconds, render_seconds(seconds), 22) for name, seconds in line.seconds_by_resource.items()]
         )
         for tier, line in verdict.rooflines.items()
     )

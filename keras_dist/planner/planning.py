@@ -15,7 +15,7 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import PLANNED_BY_RULE
-from keras_dist.errors import LayoutError, LayoutWarning
+from keras_dist.errors import KerasDistError, LayoutError, LayoutWarning
 from keras_dist.planner.costly_layouts import costly_layouts
 from keras_dist.planner.explanation import activations
 from keras_dist.planner.propagation import propagate
@@ -116,7 +116,7 @@ class CheckReport:
     Attributes:
         mesh: the mesh, as text.
         rules: the rules.
-        problems: rules that cannot be applied, and rules without effect.
+        problems: rules that cannot be applied, and rules without effect; beside them an error of the step.
         weights: for the path of each weight all paths that rules can match.
         tensors: paths of the outputs of layers, and of the inputs.
     """
@@ -166,7 +166,7 @@ def check(
         ["rule 'd1/kernal' matched nothing"]
     """
     check_distribution("distribution", distribution)
-    found: list[lint.Problem] = []
+    found, failed = list[lint.Problem](), None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LayoutWarning)  # `check_rules` finds the same problems
         try:
@@ -175,6 +175,8 @@ def check(
             if not error.problems:
                 raise
             found += error.problems
+        except KerasDistError as error:
+            failed = error
         source = ShapeSource(*unpack(batch, "batch"))
         replicated = DataParallel(distribution.device_mesh)  # without rules that could raise
         with planning(), replicated.scope():
@@ -183,6 +185,10 @@ def check(
     tensors = tensor_names(forward.graph.module_paths, source.x)
     if rules is not None:
         found += lint.check_rules(rules, specs, tensors)
+    if failed is not None and not found:
+        raise failed
+    if failed is not None:
+        found.append(lint.Problem("step", "", failed.summary, failed.given, failed.expected, failed.fix))
     weights = {spec.path: spec.names for spec in specs if spec.role in PLANNED_BY_RULE}
     mesh = distribution.device_mesh.describe()
     return CheckReport(mesh, tuple(rules or ()), tuple(dict.fromkeys(found)), weights, tuple(tensors))

@@ -33,6 +33,7 @@ from keras_dist.planner.candidates import Screen
 from keras_dist.planner.dim_classes import DimClass, classes_of
 from keras_dist.planner.logical_rules import edited_rules
 from keras_dist.planner.propagation import Propagated, propagate
+from keras_dist.planner.remedy_language import config_lines
 from keras_dist.planner.search import fully_sharded, nbytes_of, used_by
 from keras_dist.planner.search_result import code_of, options_of
 from keras_dist.planner.tracing import StepProgram
@@ -72,7 +73,7 @@ class Remedy:
     changes: tuple[Layouts, ...]
     """New layouts of weights or of the batch, by path, or an empty one for a rule for activations that is left out; in
     the order of their effect."""
-    code: str  # creates the distribution on `mesh`
+    code: str  # creates the distribution on `mesh`, or its lines in a config
     before: Figures
     after: Figures
     program: StepProgram  # traced under the rules
@@ -109,7 +110,7 @@ def find_remedy(program: StepProgram, step: Propagated, retrace: Retrace) -> Rem
         after = _figures(traced, other)
         more = _LEAST_GAIN * max(1, len(changes) - len(best.changes) if best else 0)
         if _is_better(after, before) and (best is None or _score(after) < _score(best.after) - more):
-            best = Remedy(changes, code_of(distribution), before, after, traced, other)
+            best = Remedy(changes, (config_lines.get() or code_of)(distribution), before, after, traced, other)
     return best
 
 

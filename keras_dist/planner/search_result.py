@@ -16,11 +16,12 @@ from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 from keras_dist.distribution.model_parallel import ModelParallel
-from keras_dist.distribution.render import render_bytes
+from keras_dist.distribution.render import render_bytes, render_seconds
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded
 from keras_dist.planner.logical_rules import BATCH, axis_names_of, layout_map_of
 from keras_dist.planner.propagation import Collective
+from keras_dist.planner.remedy_language import setting
 from keras_dist.planner.search import Candidate
 
 _MOST_CANDIDATES = 10
@@ -36,7 +37,7 @@ class SearchResult:
         best: the costs of the layout.
         candidates: all layouts that were tried, the best first.
         unsharded: dims that stay unsharded although their class is sharded.
-        explanation: a line for each axis of the mesh, and for each class that is not sharded.
+        explanation: a line for each axis of the mesh, for each class that is not sharded, and for the dims of each.
         is_complete: whether all candidates were tried within the time limit.
         memory_limit: memory of a device [bytes]; None if it is not limited.
     """
@@ -74,9 +75,9 @@ class SearchResult:
             row = (
                 ", ".join(f"{name}={size}" for name, size in each.mesh.items()),
                 _sharded(each),
-                f"{1e3 * each.step_seconds:.3g} ms",
+                render_seconds(each.step_seconds),
                 *map(render_bytes, (each.peak_nbytes, each.state_nbytes, each.moved_nbytes)),
-                "-" if each.compiled_seconds is None else f"{1e3 * each.compiled_seconds:.3g} ms",
+                "-" if each.compiled_seconds is None else render_seconds(each.compiled_seconds),
             )
             table.rows.append(row[: len(headers)])
         return render(*self.explanation, table)
@@ -106,22 +107,30 @@ class SearchResult:
 
     def to_toml(self) -> str:
         """Return the tables `mesh`, `distribution` and, for `remat`, `training` of a config file."""
-        mesh, found = self.distribution.device_mesh, self.distribution
-        strategy = {FullySharded: "fully_sharded", DataParallel: "data_parallel"}.get(type(found), "model_parallel")
-        sizes = ", ".join(f"{_quoted(name)} = {size}" for name, size in mesh.axis_sizes.items())
-        lines = ["[mesh]", f"shape = {{ {sizes} }}", "", "[distribution]", f"strategy = {_quoted(strategy)}"]
-        lines.append(f"batch_axis = {_quoted(found.batch_dim_name)}")
-        if isinstance(found, FullySharded):
-            lines.append(f"axis = {_quoted(found.axis)}")
-        if isinstance(found, DataParallel) and found.shard_optimizer:
-            lines.append("shard_optimizer = true")
-        rules = self.layout_map.snapshot()
-        lines += ["", "[distribution.layout]"] if rules else []
-        for rule, layout in rules:
-            lines.append(f"{_quoted(rule)} = {_quoted(['-' if axis is None else axis for axis in layout.axes])}")
+        sizes = self.distribution.device_mesh.axis_sizes.items()
+        shape = ", ".join(f"{_quoted(name)} = {size}" for name, size in sizes)
+        lines = ["[mesh]", f"shape = {{ {shape} }}", "", toml_of(self.distribution)]
         if self.best.remat is not None:
             lines += ["", "[training]", f"remat = {_quoted(self.best.remat)}"]
         return "\n".join([*lines, ""])
+
+
+def toml_of(distribution: Distribution) -> str:
+    """Return the table `distribution` of a config file, without options that do not change layouts."""
+    strategies = {FullySharded: "fully_sharded", DataParallel: "data_parallel"}
+    strategy = strategies.get(type(distribution), "model_parallel")
+    lines = ["[distribution]", f"strategy = {_quoted(strategy)}"]
+    if distribution.batch_dim_name:
+        lines.append(f"batch_axis = {_quoted(distribution.batch_dim_name)}")
+    if isinstance(distribution, FullySharded):
+        lines.append(f"axis = {_quoted(distribution.axis)}")
+    if isinstance(distribution, DataParallel) and distribution.shard_optimizer:
+        lines.append("shard_optimizer = true")
+    rules = () if distribution.layout_map is None else distribution.layout_map.snapshot()
+    lines += ["", "[distribution.layout]"] if rules else []
+    for rule, layout in rules:
+        lines.append(f"{_quoted(rule)} = {_quoted(['-' if axis is None else axis for axis in layout.axes])}")
+    return "\n".join(lines)
 
 
 def code_of(distribution: Distribution) -> str:
@@ -174,6 +183,7 @@ def result_of(
     if memory_limit is not None and best.peak_nbytes > memory_limit:
         needs, limit = render_bytes(best.peak_nbytes), render_bytes(memory_limit)
         lines.insert(0, f"nothing fits: the best layout needs {needs} of each device, which has {limit}")
+    lines += [f"{each.name}: {each.describe()}" for each in classes]
     if not is_complete:
         lines.append("the time limit ended the search before all candidates were tried")
     found = tuple(candidates), tuple(left), tuple(lines)
@@ -197,7 +207,7 @@ def _explained(
     if best.shard_optimizer:
         yield f"{batch} -> slots: each device updates its part of the weights"
     if best.remat is not None:
-        yield f"compile(remat={best.remat!r}): these layers are computed again in the backward pass"
+        yield f"{setting('remat', best.remat)}: these layers are computed again in the backward pass"
     used = {axis for axes in best.rules.values() for axis in axis_tuple(axes)}
     if unused := [axis for axis, size in best.mesh.items() if size > 1 and axis not in used]:
         devices = math.prod(best.mesh[axis] for axis in unused)

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from keras_dist.distribution.devices import device_name
-from keras_dist.distribution.render import render_bytes
+from keras_dist.distribution.render import render_bytes, render_seconds
 from keras_dist.errors import CompilationError, MissingExtraError
 from keras_dist.planner.compiled import CompiledFigures, figures
 from keras_dist.planner.propagation import Propagated
+from keras_dist.planner.remedy_language import setting
 from keras_dist.planner.roofline import Roofline, roofline
 from keras_dist.planner.targets import Target
 from keras_dist.planner.tracing import StepProgram
@@ -25,7 +26,7 @@ _MARGIN = 3
 _COMPILE = "compile to decide: plan(..., compiles=True), or keras-dist plan --compile"
 _RESERVED_PART = 64
 """Part of the memory of a TPU that XLA keeps for itself: 0.25 of the 16 GiB of v5e (libtpu 0.0.42)."""
-_EXACT = ("least", "ahead", "resident", "host", "slots")
+_EXACT = ("least", "ahead", "resident", "reserved", "host", "slots")
 _LEAST_SLOTS = 64
 """The part of the memory from which optimizer slots are worth to be kept on the host."""
 _ONE_PROCESS = 8
@@ -49,6 +50,7 @@ class Verdict:
         rooflines: least times of a step, by the tier that they are computed from.
         compiled: *compiled*: figures of XLA's program for the target; None if it was not compiled.
         note: why it was not compiled.
+        reserved_nbytes: *exact*: bytes that XLA keeps for itself on a TPU.
         host_nbytes: *exact*: bytes of optimizer slots in the memory of the host, of each device.
         devices_per_host: devices whose slots are in the memory of one host.
         slots_nbytes: *exact*: bytes of optimizer slots on the device, which `compile(slot_memory="pinned_host")` would
@@ -65,6 +67,7 @@ class Verdict:
     note: str = ""
     ahead_nbytes: int = 0
     resident_nbytes: int = 0
+    reserved_nbytes: int = 0
     opaque: tuple[str, ...] = ()
     calibrated_seconds: float | None = None
     host_nbytes: int = 0
@@ -99,8 +102,25 @@ class Verdict:
         return self.rooflines.get("compiled") or self.rooflines["propagated"]
 
     def __str__(self) -> str:
-        parts = f"{self.target}: {self._memory}", *self._slots, self._time
+        parts = f"{self.target}: {self._memory}", *self._bound, *self._slots, self._time
         return "; ".join(parts) + (f"; not compiled: {self.note}" if self.note else "")
+
+    @property
+    def _bound(self) -> Iterator[str]:
+        """Yield the parts of `most_nbytes`, the largest first, where the memory names it."""
+        if not self.limit_nbytes or self.fits is False or self.compiled is not None:
+            return
+        known = self.least_nbytes + self.ahead_nbytes + self.resident_nbytes + self.reserved_nbytes
+        parts = {
+            "of state and batch": self.least_nbytes,
+            "of a second batch, transferred during a step": self.ahead_nbytes,
+            "for a dataset that fit may keep on the device (none with steps_per_execution=1)": self.resident_nbytes,
+            "that XLA reserves": self.reserved_nbytes,
+            "as a bound of intermediate results": self.most_nbytes - known,
+        }
+        largest = sorted(((nbytes, part) for part, nbytes in parts.items() if nbytes > 0), reverse=True)
+        listed = ", ".join(f"{render_bytes(nbytes)} {part}" for nbytes, part in largest)
+        yield f"the {render_bytes(self.most_nbytes)} are {listed}"
 
     @property
     def _slots(self) -> Iterator[str]:
@@ -111,7 +131,8 @@ class Verdict:
         elif not self.fits and self.slots_nbytes >= self.limit_nbytes / _LEAST_SLOTS > 0:
             saved, least = render_bytes(self.slots_nbytes), render_bytes(self.least_nbytes - self.slots_nbytes)
             rest = f"state and batch would need {least} of {render_bytes(self.limit_nbytes)}"
-            yield f'slots in host memory, compile(slot_memory="pinned_host"), would save {saved}: {rest}'
+            how = setting("slot_memory", "pinned_host")
+            yield f"slots in host memory, {how}, would save {saved}: {rest}"
 
     @property
     def _memory(self) -> str:
@@ -142,8 +163,8 @@ class Verdict:
         tier: Tier = "compiled" if "compiled" in self.rooflines else "propagated"
         line = self.roofline
         about = self.calibrated_seconds
-        estimated = "" if about is None else f", about {_render_seconds(about)} (calibrated)"
-        least = f"a step takes at least {_render_seconds(line.step_seconds)}, limited by {line.bottleneck} ({tier})"
+        estimated = "" if about is None else f", about {render_seconds(about)} (calibrated)"
+        least = f"a step takes at least {render_seconds(line.step_seconds)}, limited by {line.bottleneck} ({tier})"
         return least + estimated
 
     def to_dict(self) -> dict[str, Any]:
@@ -160,10 +181,6 @@ class Verdict:
             "calibrated": None if self.calibrated_seconds is None else {"step_seconds": self.calibrated_seconds},
             "note": self.note,
         }
-
-
-def _render_seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def judge(
@@ -200,11 +217,11 @@ def judge(
     keeps_data = program.keeps_data and mesh.size <= _ONE_PROCESS and limit
     resident = max(0, limit - program.state.nbytes_per_device) // RESIDENT_PART if keeps_data else 0
     bound = int(_MARGINS.get(target.platform, _MARGIN) * step.activation_nbytes)
-    most = least + program.ahead_nbytes + resident + bound
-    most += limit // _RESERVED_PART if target.platform == "tpu" else 0
+    reserved = limit // _RESERVED_PART if target.platform == "tpu" else 0
+    most = least + program.ahead_nbytes + resident + reserved + bound
     slots = sum(row.nbytes_per_device for row in program.state.rows if row.role == "slot" and row.shape)
     host = program.state.host_nbytes_per_device
     sizes: dict[str, Any] = {"host_nbytes": host, "slots_nbytes": 0 if host else slots}
     sizes["devices_per_host"] = collections.Counter(place.host for place in target.places).most_common(1)[0][1]
-    of_fit = program.ahead_nbytes, resident, step.opaque
+    of_fit = program.ahead_nbytes, resident, reserved, step.opaque
     return Verdict(target.name, limit, least, most, rooflines, compiled, note, *of_fit, **sizes)

@@ -19,7 +19,7 @@ from keras_dist.errors import (
     shorten,
     with_type,
 )
-from keras_dist.saving.registry import custom_object_scope, get_custom_objects, get_registered_object
+from keras_dist.saving.registry import custom_object_scope, get_registered_object, registered_names
 from keras_dist.saving.serialization import deserialize_keras_object
 
 
@@ -87,6 +87,10 @@ class ObjectRegistry:
     def _lower_case(self) -> dict[str, Any]:
         return {name.lower(): found for name, found in sorted(self.names.items())}  # upper case comes first
 
+    @functools.cached_property
+    def _classes(self) -> dict[str, type]:
+        return {self.spell(name): found for name, found in self.names.items() if isinstance(found, type)}
+
     def _counts(self, name: str, found: Any) -> bool:
         if isinstance(found, type):
             bases = self.base if isinstance(self.base, tuple) else (self.base,)
@@ -113,6 +117,7 @@ class ObjectRegistry:
             config = cast("Mapping[str, Any]", identifier)
             name = str(config.get("class_name"))
             known = self.names.get(name, self._lower_case.get(name.lower()))
+            known = self._classes.get(getattr(known, "__name__", ""), known)  # arguments are for an object
             found = deserialize_keras_object(
                 config, module_objects=self.names | ({} if known is None else {name: known})
             )
@@ -141,7 +146,7 @@ class ObjectRegistry:
         found = get_registered_object(name, module_objects=self.names)
         found = self._lower_case.get(name.lower()) if found is None else found
         if found is None:
-            near = did_you_mean(name, [*self.names, *get_custom_objects()])
+            near = did_you_mean(name, [*self.names, *registered_names()])
             # each name once: `MeanSquaredError` is also `mean_squared_error`
             spelled = {name: self.spell(name) for name in self.names}
             listed = sorted(name for name, other in spelled.items() if name == other or other not in spelled)

@@ -80,8 +80,8 @@ def named_in_a_package(name: str) -> Any:
 
 
 def registered_names() -> set[str]:
-    """Return the names of registered objects and of open scopes, without packages."""
-    return {key.rpartition(">")[2] for key in {**_registered, **_scoped.get()}}
+    """Return the names that users registered, and of open scopes, without packages."""
+    return {key.rpartition(">")[2] for key in {**_registered, **_scoped.get()} if not key.startswith("keras_dist>")}
 
 
 def get_custom_objects() -> dict[str, Any]:

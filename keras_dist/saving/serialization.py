@@ -12,7 +12,7 @@ import importlib
 import inspect
 import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -200,7 +200,7 @@ def _read(config: Any, module_objects: Mapping[str, Any]) -> Any:
             raise _damaged(config) from error
     found = _find(class_name, config, module_objects)
     if not hasattr(found, "from_config"):
-        raise _without_from_config(found) if isinstance(found, type) else _unknown(class_name, config)
+        raise _without_from_config(found) if isinstance(found, type) else _unknown(class_name, config, module_objects)
     made = found.from_config(dict(inner))
     note_read(config, made)
     if config.get("build_config") is not None and _defines(made, "build_from_config"):
@@ -259,7 +259,7 @@ def _find(name: Any, config: Mapping[str, Any], module_objects: Mapping[str, Any
     if found is None and config.get("module") == "builtins":  # until Keras 3.6 functions were written without packages
         found = named_in_a_package(name)
     if found is None:
-        raise _unknown(name, config)
+        raise _unknown(name, config, module_objects)
     return found
 
 
@@ -295,9 +295,9 @@ def _packages(module: str) -> list[str]:
     return [".".join(parts[:depth]) for depth in range(min(2, len(parts)), len(parts) + 1)]
 
 
-def _unknown(name: str, config: Mapping[str, Any]) -> ConfigError:
+def _unknown(name: str, config: Mapping[str, Any], module_objects: Iterable[str] = ()) -> ConfigError:
     return ConfigError(
-        f"the config mentions {name!r}, which is not known{did_you_mean(name, registered_names())}",
+        f"the config mentions {name!r}, which is not known{did_you_mean(name, [*module_objects, *registered_names()])}",
         given=f"class_name={config.get('class_name')!r}, module={config.get('module')!r}, "
         f"registered_name={config.get('registered_name')!r}",
         fix=f"decorate it with @saving.register_keras_serializable(), or pass custom_objects={{{name!r}: {name}}}",

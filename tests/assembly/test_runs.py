@@ -138,6 +138,11 @@ def test_the_resolved_config_is_printed_unless_the_run_is_silent(capsys):
     assert capsys.readouterr().out == ""
     run = settings("training.epochs=1", "training.verbose=2")
     assembly.train(run)
+    lines = capsys.readouterr().out.partition("Epoch")[0].splitlines()
+    changed = {line.partition(" = ")[0]: json.loads(line.partition(" = ")[2]) for line in lines[1:] if " = " in line}
+    given = {"training.verbose": 2, "distribution.strategy": run.distribution.strategy, "model.name": run.model.name}
+    assert given.items() <= changed.items() and "training.epochs" not in changed and len(lines) < 25
+    assembly.train(run, show_defaults=True)
     printed, _ = json.JSONDecoder().raw_decode(capsys.readouterr().out)
     assert config.RunConfig.model_validate(printed) == run
 

@@ -114,7 +114,7 @@ class TestProgress:
             (186, 1.0, "186 steps/s (5.38 ms/step)"),
             (1, 90.0, "0.0111 steps/s (1.5 min/step)"),
             (1, 7200.0, "0.000139 steps/s (2 h/step)"),
-            (4_000_000, 1.0, "4,000,000 steps/s (0.25 us/step)"),
+            (4_000_000, 1.0, "4,000,000 steps/s (250 ns/step)"),
         ],
     )
     def test_units_in_which_they_can_be_read(self, clock, steps, seconds, shown):

@@ -69,6 +69,7 @@ def test_it_ends_training_a_step_after_the_first_batch_whose_loss_is_not_finite(
     assert taken == steps and history.epoch == [0] and ended == [True]
     assert capsys.readouterr().out == (
         f"Batch {batch}: Invalid loss, terminating training. All variables were finite before that: look at the rows.\n"
+        "compile(check=True) names a label or token that is out of range.\n"
     )
 
 
@@ -138,3 +139,18 @@ def test_several_steps_of_one_execution(model, capsys):
     assert capsys.readouterr().out.startswith("Batches 4 to 7: Invalid loss") and model.stop_training
     with pytest.raises(RuntimeError, match=r"at batches 0 to 3\. Loss value: inf"):
         drive(model, (0, 3, math.inf), raise_error=True)
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_loss_that_is_nan_names_how_labels_are_found(check):
+    model = kd.Sequential([kd.Input((4,)), kd.layers.Dense(3)])
+    loss = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, check=check)
+    x, y = np.ones((8, 4), "float32"), np.array([0, 1, 2, 3] * 2)
+    if check:
+        with pytest.raises(kd.errors.DataError, match="out of range"):
+            model.fit(x, y, verbose=0)
+        return
+    with pytest.warns(UserWarning, match=r"the loss is nan in epoch 1\. compile\(check=True\) names a label") as found:
+        model.fit(x, y, epochs=2, verbose=0)
+    assert sum("is nan" in str(each.message) for each in found) == 1

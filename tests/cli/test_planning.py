@@ -10,7 +10,9 @@ import types
 
 import jax
 import pytest
+import yaml
 
+import keras_dist as kd
 from tests import commands, forks
 
 CONFIG = """
@@ -201,3 +203,53 @@ def test_what_models_print_is_not_in_the_report(config, capsys):
         output, told = capsys.readouterr()
         json.loads(output)
         assert "a model" in told
+
+
+def test_check_lists_mistakes_of_all_kinds(config, capsys):
+    wrong = ["training.epochs=0", "optimizer=adamm", 'callbacks=["EarlyStoping"]', 'training.metrics=["accuracyy"]']
+    wrong += ["training.loss.name=msee", 'distribution.layout."d3/kernel"=["-", "-"]']
+    assert commands.run("check", config, *(part for each in wrong for part in ("--set", each))) == 2
+    out, err = capsys.readouterr()
+    assert "d3/kernel" in out and out.startswith("1 problem: 4 layout rules")
+    for name in ("training.epochs", "optimizer", "callbacks[0]", "training.metrics[0]", "training.loss"):
+        assert re.search(rf"^  \(\d\) .*{re.escape(name)}: ", err, re.MULTILINE), (name, err)
+    assert "5 mistakes" in err
+
+
+def test_train_prints_all_settings_with_verbose(config, capsys):
+    assert commands.run("train", config, "--verbose", "--set", "training.epochs=1") == 0
+    assert '"dtype_policy": null' in capsys.readouterr().out
+    assert commands.run("train", config, "--set", "training.epochs=1") == 0
+    before, _, _ = capsys.readouterr().out.partition("Epoch 1")
+    assert "dtype_policy" not in before and len(before.splitlines()) < 20
+    assert 'distribution.layout."d1/kernel" = ["-", "model"]' in before.splitlines()
+
+
+def test_plan_says_what_it_wrote_and_what_its_bound_is_made_of(config, capsys):
+    page = config.with_name("plan.html")
+    assert commands.run("plan", config, "--target", "v5e:2x4", "--no-compile", "--html", page) == 0
+    out, err = capsys.readouterr()
+    text = " ".join(out.split())
+    assert f"wrote {page} ({kd.distribution.render.render_bytes(page.stat().st_size)})" in err
+    assert re.search(
+        r"the 2\.3 GiB are 2\.0 GiB for a dataset that fit may keep .*, 256\.0 MiB that XLA reserves", text
+    )
+    assert re.search(r"at least [\d.]+ ns, limited", text)
+
+
+@pytest.mark.parametrize("suffix", ["toml", "json", "yaml"])
+def test_remedies_are_lines_of_the_config(config, capsys, suffix):
+    table = tomllib.loads(config.read_text())
+    file = config.with_name(f"other.{suffix}")
+    file.write_text(config.read_text() if suffix == "toml" else json.dumps(table))
+    parse = {"toml": tomllib.loads, "json": json.loads, "yaml": yaml.safe_load}[suffix]
+    assert commands.run("auto", file, "--no-compile") == 0
+    out, err = capsys.readouterr()
+    assert parse(out)["mesh"]["shape"] == {"data": 2, "model": 4} and "strategy" in parse(out)["distribution"]
+    assert "mlp: size 16, of d1/bias dim 0, d1/kernel dim 1, d2/kernel dim 0" in " ".join(err.split())
+    rules = ["--set", "model.width=1024", "--set", 'distribution.layout."d2/kernel"=["-", "-"]']
+    assert commands.run("plan", file, *rules) == 0
+    found = capsys.readouterr().out
+    assert "kd.LayoutMap" not in found
+    lines = found.partition("same mesh:\n")[2].partition("\n# before")[0]
+    assert parse(lines)["distribution"]["layout"]["d2/kernel"] == ["model", "-"], found

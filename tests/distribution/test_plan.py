@@ -205,3 +205,19 @@ def test_an_exact_path_beats_the_alias_of_another_array(mesh: kd.DeviceMesh) -> 
     plan = model_parallel(mesh, {}).plan(tree)
     assert plan.row("n/w").shape == (8,)
     assert plan.row("stats/n/w").shape == (4,)
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0, "0 ns"),
+        (1.71e-8, "17.1 ns"),
+        (3.45e-7, "345 ns"),
+        (0.9996e-3, "1 ms"),
+        (0.0412, "41.2 ms"),
+        (90, "1.5 min"),
+        (1e7, "2,778 h"),
+    ],
+)
+def test_times_have_a_readable_unit(seconds, text):
+    assert kd.distribution.render.render_seconds(seconds) == text

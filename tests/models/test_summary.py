@@ -1,5 +1,7 @@
 """What `model.summary()` says."""
 
+import re
+
 import numpy as np
 import pytest
 from flax import nnx
@@ -35,6 +37,14 @@ def cell(lines, first, header):
     return found[0][lines[0].index(header)]
 
 
+def totals_of(model, **options):
+    """The lines below the table: label, number and bytes."""
+    printed = []
+    model.summary(line_length=200, print_fn=printed.append, **options)
+    found = re.findall(r"^(.+): ([\d,]+) \((.+)\)$", printed[0], re.MULTILINE)
+    return {label: (int(number.replace(",", "")), nbytes) for label, number, nbytes in found}
+
+
 def branches():
     x = kd.Input((8,), name="x")
     shared = layers.Dense(8, name="d1")
@@ -51,9 +61,9 @@ def test_layers_their_outputs_and_their_variables():
         "params",
         "connected to",
         "layout",
-        "rule",
         "bytes",
         "per device",
+        "rule",
     ]
     assert cell(lines, "x (InputLayer)", "output shape") == "(None, 8)"
     assert cell(lines, "x (InputLayer)", "connected to") == "-"
@@ -96,7 +106,7 @@ def test_activations_in_foreign_modules_and_by_the_name_of_the_model():
     rules = {"out/output": ("data", "model"), "out/kernel": (None, "model")}
     with layouts.on("data=2,model=4", rules).scope():
         lines = lines_of(kd.Model.from_nnx(Foreign))
-    assert lines[3][:1] + lines[3][3:6] == ["out/output", "activation", "(data, model)", "out/output"]
+    assert lines[3][:1] + lines[3][4:7] == ["out/output", "activation", "(data, model)", "out/output"]
 
 
 class Foreign(nnx.Module):
@@ -112,18 +122,16 @@ def test_totals_and_what_is_trainable():
     model.layers[1].trainable = False
     model.compile("sgd", "mse")
     lines = lines_of(model)
-    counts = {cells[0]: cells[lines[0].index("params")] for cells in lines if cells[0].endswith("params")}
-    slots = sum(int(np.prod(row.shape)) for row in model.state_plan.rows if row.role == "slot")
-    assert counts == {
-        "Total params": str(model.count_params()),
-        "Trainable params": str(32 + 4 + 8),
-        "Non-trainable params": str(72 + 8),
-        "Optimizer params": str(slots),
+    slots = [row for row in model.state_plan.rows if row.role == "slot"]
+    count, numbers = model.count_params(), sum(int(np.prod(row.shape)) for row in slots)
+    assert totals_of(model) == {
+        "Total params": (count, f"{4 * count} B"),
+        "Trainable params": (32 + 4 + 8, "176 B"),
+        "Non-trainable params": (72 + 8, "320 B"),
+        "Optimizer params": (numbers, f"{sum(row.nbytes for row in slots)} B"),
+        "Counters and random states": (1, "4 B"),
+        "Whole training state": (count + numbers + 1, f"{sum(row.nbytes for row in model.state_plan.rows)} B"),
     }
-    assert cell(lines, "Total params", "bytes") == f"{4 * model.count_params()} B"
-    assert cell(lines, "Counters and random states", "params") == "1"
-    whole = sum(row.nbytes for row in model.state_plan.rows)
-    assert cell(lines, "Whole training state", "bytes") == f"{whole} B"
     lines = lines_of(model, show_trainable=True)
     assert cell(lines, "d1 (Dense)", "trainable") == "N"
     assert cell(lines, "inner (Sequential)", "trainable") == "Y"
@@ -146,7 +154,7 @@ def test_a_model_without_weights_yet():
     model.build((None, 8))
     lines = lines_of(model)
     assert cell(lines, "dense_1 (Dense)", "output shape") == "(None, 2)"
-    assert cell(lines, "Total params", "params") == str(8 * 4 + 4 + 4 * 2 + 2)
+    assert totals_of(model)["Total params"][0] == 8 * 4 + 4 + 4 * 2 + 2
 
 
 def test_a_subclass_lists_its_layers_and_what_is_in_none_of_them():
@@ -157,8 +165,8 @@ def test_a_subclass_lists_its_layers_and_what_is_in_none_of_them():
     assert cell(lines, "dense (Dense)", "params") == "36"
     assert cell(lines, "foreign/kernel", "output shape") == "4 x 2 float32"
     assert sum(cells[0] == "d1/kernel" for cells in lines) == 1
-    assert cell(lines, "Total params", "params") == "46"
-    assert not any(cells[0] == "Optimizer params" for cells in lines), "it is not compiled"
+    assert totals_of(model)["Total params"][0] == 46
+    assert "Optimizer params" not in totals_of(model), "it is not compiled"
 
 
 def test_some_layers_only():
@@ -170,3 +178,25 @@ def test_some_layers_only():
         with pytest.raises(ModelError, match="`layer_range` must be the names of two layers") as caught:
             model.summary(layer_range=wrong)
         assert "'d4'" in caught.value.fix
+
+
+def mlp():
+    return kd.Sequential([kd.Input((16,)), layers.Dense(32, name="hidden"), layers.Dense(5, name="out")])
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+@pytest.mark.parametrize("make", [mlp, branches, Net, lambda: kd.Model.from_nnx(Foreign)])
+def test_params_stay_and_the_last_lines_are_keras_s(make, width):
+    with layouts.on("data=2,model=4", {}).scope():
+        model = make()
+        if make is Net:
+            model.build((None, 8))
+    printed = []
+    model.summary(line_length=width, print_fn=printed.append)
+    header, _, totals = printed[0].partition("Total params: ")
+    columns = re.split(r"─{3}", header)[0]
+    assert "params" in columns and max(map(len, printed[0].splitlines())) <= width
+    assert "rule" not in columns or "per device" in " ".join(columns.split()) or "device" in columns
+    assert totals.startswith(f"{model.count_params():,} (")
+    labels = re.findall(r"^(\S*rainable params): [\d,]+ \(", totals, re.MULTILINE)
+    assert labels == ["Trainable params", "Non-trainable params"]

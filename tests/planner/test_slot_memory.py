@@ -59,7 +59,7 @@ def test_a_step_that_does_not_fit_names_what_slots_would_save():
     rows = 2**20
     text = str(planned(rows=rows).verdict)
     needed = kd.distribution.render.render_bytes(KERNELS + 4 + 12 + 2 * rows * SIZE * 4 // 8)
-    assert f'compile(slot_memory="pinned_host"), would save 3.0 GiB: state and batch would need {needed} of' in text
+    assert f"compile(slot_memory='pinned_host'), would save 3.0 GiB: state and batch would need {needed} of" in text
     assert "slot_memory" not in str(planned("pinned_host", rows=rows).verdict)
     assert "slot_memory" not in str(planned(rows=64).verdict), "it fits"
 
