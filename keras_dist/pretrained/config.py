@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from keras_dist._support.arguments import is_int
 from keras_dist.errors import ConfigError, one_of, shorten
 from keras_dist.pretrained.config_values import as_floats, of_class
 
@@ -285,10 +286,10 @@ class NetworkConfig:
         return self.experts is not None and layer not in self.experts.dense_layers
 
     def problems(self) -> Iterator[str]:
-        listed = {name: getattr(self.attention, name) for name in ("sliding_layers", "layers_without_rotary")}
-        listed |= {"dense_layers": () if self.experts is None else self.experts.dense_layers}
-        for name, layers in listed.items():
-            beyond = [layer for layer in layers or () if layer >= self.num_layers]
+        named = (("attention", "sliding_layers"), ("attention", "layers_without_rotary"), ("experts", "dense_layers"))
+        for group, name in named:
+            layers = getattr(getattr(self, group), name, None)  # other classes are reported
+            beyond = [layer for layer in layers if is_int(layer, self.num_layers)] if isinstance(layers, tuple) else []
             if beyond:
                 yield f"{name}={shorten(beyond)} must be below num_layers={self.num_layers}"
 

@@ -9,7 +9,7 @@ from typing import Any
 from keras_dist._support.arguments import LARGEST_SIZE, is_int, is_number
 from keras_dist.errors import shorten
 
-_LARGEST = 10**38  # float32
+_LARGEST = 1e38  # float32
 _MAY_BE_ZERO = ("num_types", "truncate")
 
 
