@@ -88,7 +88,7 @@ def standardize_dtype(dtype: DTypeLike | None) -> str:
         return floatx()
     try:
         found = _OF_PYTHON.get(dtype) or jnp.dtype(dtype).name
-    except TypeError:
+    except Exception:  # numpy raises several
         found = "object"
     if found == "object":
         raise argument_error("dtype", dtype, "the name of an element type", example="float32")

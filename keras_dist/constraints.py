@@ -7,12 +7,14 @@ Source: names, arguments and defaults as in `keras.constraints`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from keras_dist._support.arguments import check_number
 from keras_dist._support.types import ArrayLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
@@ -122,6 +124,9 @@ def _with_norms(w: ArrayLike, axis: int | Sequence[int]) -> tuple[jax.Array, jax
 
 
 def _check_bounds(min_value: float, max_value: float) -> None:
+    for name, value in (("min_value", min_value), ("max_value", max_value)):
+        if not (isinstance(value, float) and value == math.inf):
+            check_number(name, value)
     if not 0 <= min_value <= max_value:
         given = f"min_value={min_value}, max_value={max_value}"
         fix = "exchange them, or correct the sign"

@@ -181,7 +181,7 @@ def _checked_name(name: Any) -> str:
         return name
     try:
         return jnp.dtype(name).name
-    except TypeError:
+    except Exception:  # numpy raises several
         expected = 'a name or numpy dtype, "mixed_bfloat16" or "mixed_float16"'
         error = ModelError if isinstance(name, str) else ArgumentTypeError
         raise argument_error("dtype", name, expected, example="bfloat16", error=error) from None

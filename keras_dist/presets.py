@@ -34,6 +34,7 @@ _OTHER = ("data", "batch")
 """Names for an axis that the error suggests."""
 
 
+@names_unknown_keywords
 def data_parallel(mesh: DeviceMesh) -> Distribution:
     """Replicate the model, and shard the batch over all devices.
 
@@ -53,6 +54,7 @@ def data_parallel(mesh: DeviceMesh) -> Distribution:
     return DataParallel(mesh) if len(names) == 1 else ModelParallel(LayoutMap(mesh), names)
 
 
+@names_unknown_keywords
 def zero1(mesh: DeviceMesh) -> DataParallel:
     """Replicate the model, and shard the batch and the slots of the optimizer over all devices (ZeRO-1).
 
@@ -76,6 +78,7 @@ def zero1(mesh: DeviceMesh) -> DataParallel:
     return DataParallel(mesh, shard_optimizer=True)
 
 
+@names_unknown_keywords
 def fully_sharded(mesh: DeviceMesh) -> FullySharded:
     """Shard weights, slots and the batch over all devices (FSDP, ZeRO-3).
 

@@ -76,8 +76,10 @@ def argument_error(
 
 
 def names_unknown_keywords(method: Callable[Arguments, Checked]) -> Callable[Arguments, Checked]:
-    """Decorate a public method: its error for an unknown keyword suggests a name and lists the valid ones."""
-    known = [name for name in inspect.signature(method).parameters if name != "self"]
+    """Decorate a public method: its errors for unknown and missing arguments suggest a name and list the valid ones."""
+    parameters = inspect.signature(method).parameters
+    known = [name for name in parameters if name != "self"]
+    required = [name for name in known if parameters[name].default is inspect.Parameter.empty]
     called = method.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
     @functools.wraps(method)
@@ -87,6 +89,10 @@ def names_unknown_keywords(method: Callable[Arguments, Checked]) -> Callable[Arg
             summary = f"`{called}` has no argument"
             given = ", ".join(f"{name}={shorten(value)}" for name, value in unknown.items())
             raise unknown_name_error(summary, next(iter(unknown)), known, given=given, error=ArgumentTypeError)
+        missing = [name for name in required if name not in {*kwargs, *list(parameters)[: len(args)]}]
+        if missing:
+            summary, fix = f"`{called}` needs {', '.join(f'`{name}`' for name in missing)}", ", ".join(required)
+            raise ArgumentTypeError(summary, fix=f"for example {called}({fix})")
         return method(*args, **kwargs)
 
     return checked
@@ -129,6 +135,22 @@ def check_flag(argument: str, value: Any, error: type[KerasDistError] = ModelErr
     raise argument_error(argument, value, "True or False", error=error)
 
 
+def check_flags(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Check arguments of a function of this package that are annotated as `bool`, and its `name`."""
+    for name, is_flag in _flags_of(function):
+        if given.get(name) is not None:  # Keras takes None for False
+            _ = check_flag(name, given[name]) if is_flag else check_kind(name, given[name], str, "a string")
+
+
+@functools.cache
+def _flags_of(function: Callable[..., Any]) -> list[tuple[str, bool]]:
+    if not getattr(function, "__module__", "").startswith("keras_dist."):
+        return []
+    kinds = {name: parameter.annotation for name, parameter in inspect.signature(function).parameters.items()}
+    flags = [(name, True) for name, kind in kinds.items() if kind == "bool"]
+    return flags + [("name", False)] * (kinds.get("name") in ("str", "str | None"))
+
+
 def check_axis_sizes(argument: str, value: Any, error: type[KerasDistError] = ModelError) -> dict[str, int]:
     """Return `value` as a dict, if it maps names of mesh axes to sizes."""
     sizes = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {0: 0}
@@ -154,7 +176,7 @@ def is_int(value: object, low: float = -math.inf, high: float = math.inf) -> Typ
         return False
     try:
         return low <= operator.index(value) <= high  # type: ignore[arg-type]
-    except TypeError:
+    except Exception:  # the user's own __index__
         return False
 
 
@@ -162,7 +184,7 @@ def is_number(value: Any) -> TypeGuard[float]:
     """Whether `value` is a finite real number."""
     try:
         return not isinstance(value, bool | np.bool_) and np.ndim(value) == 0 and math.isfinite(value)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # the user's own __float__
         return False
 
 
@@ -266,11 +288,22 @@ def check_path(argument: str, value: object, example: str, error: type[KerasDist
     """Return a string or path as a string."""
     try:
         path = os.fspath(cast("str", value))
-    except TypeError:
+    except Exception:  # the user's own __fspath__
         path = None
     if isinstance(path, str) and path and "\0" not in path:
-        return path
+        return check_names(argument, path, error)
     raise argument_error(argument, value, "a path: a string, or a pathlib.Path", example=example, error=error)
+
+
+def check_names(argument: str, path: str, error: type[KerasDistError] = ModelError) -> str:
+    """Return a path, if file systems can have its names."""
+    try:
+        if max(map(len, os.fsencode(path).split(b"/"))) <= 255:
+            return path
+    except UnicodeEncodeError:
+        pass
+    expected = "a path whose names have at most 255 bytes, in UTF-8"
+    raise argument_error(argument, path, expected, fix="choose a shorter name", error=error)
 
 
 def check_size(argument: str, value: object, layer: str = "") -> int:
@@ -326,6 +359,17 @@ def check_axes_exist(
         given = f"{argument}={list(axes)} for an input of shape {tuple(shape)}"
         raise ModelError(summary, given=given, fix=f"correct {argument}, or reshape the input")
     return tuple(found)
+
+
+def check_strings(argument: str, value: Any) -> tuple[str, ...]:
+    """Return several strings as a tuple."""
+    try:
+        strings = (None,) if isinstance(value, str) else tuple(value)
+    except Exception:  # the user's own __iter__
+        strings = (None,)
+    if all(isinstance(each, str) for each in strings):
+        return cast("tuple[str, ...]", strings)
+    raise argument_error(argument, value, "a list of strings", example=["loss"])
 
 
 def check_numbers(argument: str, value: Any, layer: str) -> Any:

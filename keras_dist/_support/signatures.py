@@ -14,10 +14,10 @@ def takes(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> bool:
         function, args = function.__init__, (None, *args)
     try:
         inspect.signature(function).bind(*args, **kwargs)
-    except TypeError:
-        return False
     except ValueError:
         return True
+    except Exception:  # a TypeError, or an error of the user's own __repr__
+        return False
     return True
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
-from keras_dist._support.arguments import argument_error
+from keras_dist._support.arguments import argument_error, check_flags
 from keras_dist.errors import ModelError, shorten, unknown_name_error
 from keras_dist.saving import absent
 
@@ -37,6 +39,12 @@ class Callback:
     def __init__(self) -> None:
         self.model: Any = None
         self.params: dict[str, Any] = {}
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Check flags."""
+        with contextlib.suppress(TypeError):  # __init__ is about to say so better
+            check_flags(cls.__init__, inspect.signature(cls.__init__).bind(None, *args, **kwargs).arguments)
+        return super().__new__(cls)
 
     if not TYPE_CHECKING:
 

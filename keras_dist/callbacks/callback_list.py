@@ -46,8 +46,12 @@ class CallbackList(Callback):
         super().__init__()
         self._batch_hooks: dict[tuple[Mode, str], list[tuple[Callable[..., None], bool]]] = {}
         self.callbacks: list[Callback] = []
-        for callback in () if callbacks is None else callbacks if isinstance(callbacks, Iterable) else (callbacks,):
-            self.append(callback)
+        try:
+            listed = [] if callbacks is None else [*callbacks]  # type: ignore[misc]
+        except Exception:  # the user's own __iter__
+            listed = [callbacks]
+        for callback in listed:
+            self.append(callback)  # type: ignore[arg-type]
         if add_history and self.history is None:
             self.append(History())
         if add_progbar and not any(isinstance(callback, ProgbarLogger) for callback in self.callbacks):

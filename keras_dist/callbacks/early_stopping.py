@@ -29,9 +29,10 @@ class MonitorCallback(Callback):
         super().__init__()
         check_number("min_delta", min_delta)
         self.monitor = monitor
-        if mode not in _MODES:
+        is_known = isinstance(mode, str) and mode in _MODES
+        if not is_known:
             warn(f"{type(self).__name__} mode {shorten(mode)} is unknown, 'auto' is used; valid modes are {_MODES}")
-        self.mode = mode if mode in _MODES else "auto"
+        self.mode = mode if is_known else "auto"
         self.min_delta = abs(min_delta)
         self.best: float | None = None
         self._sign = 1

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._support.arguments import argument_error, check_int, check_number, check_path
+from keras_dist._support.arguments import argument_error, check_int, check_number, check_optional, check_path
 from keras_dist.callbacks.callback import Logs, Mode
 from keras_dist.callbacks.early_stopping import MonitorCallback
 from keras_dist.checkpoint import CheckpointManager
@@ -94,8 +94,8 @@ class ModelCheckpoint(MonitorCallback):
         initial_value_threshold: float | None = None,
     ) -> None:
         super().__init__(monitor, mode, min_delta=0)
-        if initial_value_threshold not in (None, math.inf, -math.inf):
-            check_number("initial_value_threshold", initial_value_threshold)
+        if not (isinstance(initial_value_threshold, float) and math.isinf(initial_value_threshold)):
+            check_optional(check_number, "initial_value_threshold", initial_value_threshold)
         self.filepath = _checked_path(filepath, save_weights_only)
         self.verbose = verbose
         self.save_best_only, self.save_weights_only = save_best_only, save_weights_only
@@ -194,9 +194,10 @@ class ModelCheckpoint(MonitorCallback):
 
 
 def _checked_path(filepath: Any, save_weights_only: bool) -> str:
-    is_path = isinstance(filepath, str | os.PathLike) and bool(os.fspath(filepath))
-    if is_path and (not save_weights_only or os.fspath(filepath).endswith(_SUFFIXES)):
-        return os.fspath(filepath)
+    is_path = isinstance(filepath, str | os.PathLike) and filepath
+    path = check_path("filepath", filepath, "model.keras") if is_path else ""
+    if path and (not save_weights_only or path.endswith(_SUFFIXES)):
+        return path
     raise ModelError(
         "ModelCheckpoint: `filepath` must be a path, which for weights ends in " + _ENDINGS,
         given=f"filepath={shorten(filepath)}, save_weights_only={save_weights_only}",

@@ -20,6 +20,7 @@ from keras_dist._support.arguments import (
     check_number,
     check_option,
     check_optional,
+    check_strings,
 )
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.config.settings import is_interactive_logging_enabled
@@ -34,7 +35,9 @@ Values = Mapping[str, Any] | None
 
 def console_of(file: TextIO | None = None) -> Console:
     """Return a console that writes text unchanged; by default to standard output."""
-    return Console(file=file or sys.stdout, highlight=False, soft_wrap=True)
+    if file is not None and not hasattr(file, "write"):
+        raise argument_error("file", file, "a file that is open for writing")
+    return Console(file=sys.stdout if file is None else file, highlight=False, soft_wrap=True)
 
 
 class Drawing:
@@ -147,8 +150,9 @@ class Progbar:
     ) -> None:
         check_exclusive(stateful_metrics=stateful_metrics, stateless_metrics=stateless_metrics)
         self.target = check_optional(check_int, "target", target, 0)
-        self.stateful_metrics = set(stateful_metrics or ())
-        self.stateless_metrics = None if stateless_metrics is None else set(stateless_metrics)
+        self.stateful_metrics = set(check_optional(check_strings, "stateful_metrics", stateful_metrics) or ())
+        names = check_optional(check_strings, "stateless_metrics", stateless_metrics)
+        self.stateless_metrics = None if names is None else set(names)
         self.width, self.verbose, self.interval, self.unit_name = width, verbose, interval, unit_name
         self._seen = 0
         self._values: dict[str, list[tuple[Any, int]]] = {}

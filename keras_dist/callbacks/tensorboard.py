@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._support.arguments import argument_error, check_int, check_path
+from keras_dist._support.arguments import argument_error, check_int, check_path, is_int
 from keras_dist._support.extras import import_extra
 from keras_dist._support.types import ArrayLike
 from keras_dist.callbacks.callback import Callback, Logs, Mode
@@ -197,14 +197,14 @@ class TensorBoard(Callback):
 
 def _refuse(**arguments: Any) -> None:
     for name, value in arguments.items():
-        if value:
+        if not (value is None or value is False or is_int(value, 0, 0)):
             fix = f"leave out {name}; histogram_freq=1 writes histograms of weights"
             raise ModelError(f"`{name}` is not supported", given=f"{name}={shorten(value)}", fix=fix)
 
 
 def checked_frequency(update_freq: int | str) -> int:
     """Return the number of batches between two writes of logs; 0 for never."""
-    if update_freq in ("epoch", "batch"):
+    if isinstance(update_freq, str) and update_freq in ("epoch", "batch"):
         return int(update_freq == "batch")
     return check_int("update_freq", update_freq, 1, alternative="'epoch' or 'batch'")
 
@@ -215,8 +215,8 @@ def _checked_window(profile_batch: int | str | Sequence[int]) -> tuple[int, int]
     numbers: list[Any] = list(given) if isinstance(given, tuple | list) else [given]
     if isinstance(profile_batch, str) and all(number.strip().isdecimal() for number in numbers):
         numbers = [int(number) for number in numbers]
-    are_numbers = len(numbers) in (1, 2) and all(type(number) is int for number in numbers)
+    are_numbers = len(numbers) in (1, 2) and all(map(is_int, numbers))
     if not are_numbers or not (numbers in ([0], [0, 0]) or 0 < numbers[0] <= numbers[-1]):
         expected = "0, the number of a step, or the numbers of the first and the last step, counted from 1"
         raise argument_error("profile_batch", profile_batch, expected, example=(10, 20))
-    return numbers[0], numbers[-1]
+    return int(numbers[0]), int(numbers[-1])

@@ -92,6 +92,7 @@ def _whole(weights: Any, names: list[str]) -> list[int]:
     if len(items) != len(names) or not all(is_number(one) and one > 0 for one in items):
         expected = f"a positive number for each source: {', '.join(names)}"
         raise argument_error("weights", weights, expected, example=(1,) * len(names), error=DataError)
+    items = [float(one) for one in items]  # also of arrays
     fractions = [Fraction(one).limit_denominator(1_000_000) for one in items]
     common = math.lcm(*(one.denominator for one in fractions))
     whole = [int(one * common) for one in fractions]

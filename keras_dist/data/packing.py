@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_dist._support.arguments import argument_error, check_int, check_option, is_int
+from keras_dist._support.arguments import argument_error, check_int, check_kind, check_option, is_int
 from keras_dist._support.integer_checks import check_fits
 from keras_dist._support.types import PyTree
 from keras_dist.data.conversion import check_batch_size, noting, to_host
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from keras_dist.data.packed_streams import PackedStream
 
 _SHOWN = 5
+_LONGEST = 2**24
+"""Largest number of tokens in a row, which is five arrays."""
 
 
 def pack(
@@ -82,8 +84,10 @@ def pack(
         <2 rows of 6 tokens, 75.0% packed>
     """
     check_source("source", source, "sequences of tokens")
+    for name, key in (("tokens", tokens), ("loss_mask", loss_mask)):
+        check_kind(name, key, str | int | None, "a key of examples that are dicts", error=DataError)
     reader = SequenceReader(
-        check_int("length", length, 2, example=4096, error=DataError),
+        check_int("length", length, 2, _LONGEST, example=4096, error=DataError),
         check_int("pad_id", pad_id, -(2**31), 2**31 - 1, error=DataError),
         check_option("overlong", overlong, ("split", "drop", "error"), error=DataError),
         tokens,
@@ -114,18 +118,19 @@ class SequenceReader:
         found, weights = self._entry(example, self.tokens), None
         if isinstance(found, bytes | bytearray | memoryview):
             found = np.frombuffer(found, np.uint8)
-        array = np.asarray(found if isinstance(found, list | tuple) else to_host(found))
+        array = _as_array(found if isinstance(found, list | tuple) else to_host(found))
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             fix = "text.encode(), or the ids of a tokenizer" if isinstance(found, str) else "put one sequence in a list"
             raise argument_error("sequence", found, "integers of shape (tokens,), or bytes", fix=fix, error=DataError)
         check_fits(array, "the sequence")
         if self.loss_mask is not None:
-            weights = np.asarray(to_host(self._entry(example, self.loss_mask)), np.float32)
-            if weights.shape != array.shape or not np.isfinite(weights).all():
-                given = f"shape {weights.shape} for {len(array)} tokens"
+            weights = _as_array(to_host(self._entry(example, self.loss_mask)))
+            if weights.dtype.kind in "OSUcmM" or weights.shape != array.shape or not np.isfinite(weights).all():
+                given = f"{weights.dtype} of shape {weights.shape} for {len(array)} tokens"
                 fix = "give each token of an example a weight, for example 0 or 1"
                 raise DataError(f"{self.loss_mask!r} must have a finite number for each token", given=given, fix=fix)
-        return array.astype(np.int32), np.ones(len(array), np.float32) if weights is None else weights
+        weights = np.ones(len(array)) if weights is None else weights
+        return array.astype(np.int32), weights.astype(np.float32)
 
     def _entry(self, example: PyTree, key: str) -> Any:
         if not isinstance(example, Mapping):
@@ -153,6 +158,14 @@ class SequenceReader:
         part = weights[start : start + self.length].copy()
         part[:1] = 0
         return {"tokens": tokens[start : start + self.length], "weights": part}
+
+
+def _as_array(value: Any) -> np.ndarray:
+    """Return a value as an array, of objects where it has no other form."""
+    try:
+        return np.asarray(value)
+    except Exception:  # ragged lists, and the user's own __array__
+        return np.asarray(None)
 
 
 def as_example(row: Mapping[str, Any]) -> PyTree:

@@ -158,5 +158,5 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
     """Return the names of the parameters, or none if Python does not know them."""
     try:
         return list(inspect.signature(function).parameters)
-    except ValueError:
+    except Exception:  # in words about it, by the user's own __repr__
         return []

@@ -45,9 +45,9 @@ def check_dtype(dtype: DTypeLike, layer: str) -> str:
     """Return the name of `dtype`; float32 for None."""
     try:
         return jnp.dtype("float32" if dtype is None else dtype).name
-    except TypeError:
+    except Exception:  # numpy raises several
         summary = f"`dtype` of layer {layer!r} must be a name or numpy dtype"
-        raise ModelError(summary, given=f"dtype={dtype!r}", fix='for example dtype="bfloat16"') from None
+        raise ModelError(summary, given=f"dtype={shorten(dtype)}", fix='for example dtype="bfloat16"') from None
 
 
 def take_input_shape(kwargs: dict[str, Any]) -> tuple[int | None, ...] | None:

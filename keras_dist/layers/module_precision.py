@@ -148,7 +148,7 @@ def _own_dtype(module: nnx.Module) -> np.dtype[Any] | None:
     given = vars(module).get("dtype")
     try:
         return None if given is None else jnp.dtype(given)
-    except TypeError:
+    except Exception:  # numpy raises several
         return None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from keras_dist._support.arguments import argument_error, check_size
+from keras_dist._support.arguments import check_option, check_optional, check_size, check_strings
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import attribute_order, restore_order, without_eager_sharding
 from keras_dist.layers.runtime import HasRuntime
@@ -48,13 +48,9 @@ class RematScope:
     def __init__(
         self, mode: str | None = "full", output_size_threshold: int = 1024, layer_names: Sequence[str] | None = None
     ) -> None:
-        if mode is not None and mode not in MODES:
-            raise argument_error("mode", mode, f"None, or one of {', '.join(map(repr, MODES))}", example="full")
-        self.mode = mode
+        self.mode = check_option("mode", mode, (None, *MODES))
         self.output_size_threshold = check_size("output_size_threshold", output_size_threshold, "RematScope")
-        if isinstance(layer_names, str):
-            raise argument_error("layer_names", layer_names, "a list of names", example=[layer_names])
-        self.layer_names = list(layer_names or ())
+        self.layer_names = list(check_optional(check_strings, "layer_names", layer_names) or ())
 
     def __enter__(self) -> RematScope:
         _scopes.set((*_scopes.get(), self))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist._support.arguments import argument_error, is_int, shapes
+from keras_dist._support.arguments import argument_error, is_int, is_number, shapes
 from keras_dist._support.integer_checks import check_indices
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, DTypeLike
@@ -365,10 +365,10 @@ class CategoricalGeneralizedCrossEntropy(FunctionLoss, function=categorical_gene
         name: str = "categorical_generalized_cross_entropy",
         dtype: DTypeLike | None = None,
     ) -> None:
-        super().__init__(reduction, name, dtype, q=q)
-        if not 0 < q < 1:
+        if not is_number(q) or not 0 < q < 1:
             fix = "for q=0 use SparseCategoricalCrossentropy; leave q out for 0.5"
             raise argument_error("q", q, "a number above 0 and below 1", fix=fix)
+        super().__init__(reduction, name, dtype, q=q)
 
 
 CROSSENTROPY_NAMES = ("crossentropy", "ce")  # names of the loss in `compile`

@@ -271,7 +271,7 @@ def _float_dtype(dtype: Any) -> jnp.dtype:
     given = getattr(dtype, "compute_dtype", dtype)  # of a dtype policy
     try:
         found = jnp.dtype(given)
-    except TypeError:
+    except Exception:  # numpy raises several
         found = None
     if found is None or not jnp.issubdtype(found, jnp.floating):
         raise argument_error("dtype", dtype, "a floating point dtype", fix='leave it out for "float32"')

@@ -228,7 +228,7 @@ def _resolved_dtype(dtype: Any) -> np.dtype:
     widths = {None: "float32", "int": "int32", "float": "float32"}
     try:
         return jnp.dtype(widths.get(dtype, dtype))
-    except TypeError:
+    except Exception:  # numpy raises several
         fix = "leave it out for float32; a name goes into name="
         raise ModelError("`dtype` must be the name of a dtype", given=f"dtype={shorten(dtype)}", fix=fix) from None
 

@@ -99,7 +99,7 @@ def element_type(dtype: DTypeLike | None) -> Any:
         return None
     try:
         return jax.dtypes.canonicalize_dtype(jnp.dtype(dtype))
-    except TypeError:
+    except Exception:  # numpy raises several
         raise argument_error("dtype", dtype, "an element type", example="float32") from None
 
 

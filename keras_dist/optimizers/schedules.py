@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._support.arguments import check_number
+from keras_dist._support.arguments import check_number, is_number
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.configurable import Configurable
@@ -114,12 +114,11 @@ class PiecewiseConstantDecay(LearningRateSchedule):
     def __init__(self, boundaries: Sequence[float], values: Sequence[float], name: str = "PiecewiseConstant") -> None:
         for argument, numbers in (("boundaries", boundaries), ("values", values)):
             is_list = isinstance(numbers, Sequence | np.ndarray)  # pyright: ignore[reportUnnecessaryIsInstance]
-            if not is_list or isinstance(numbers, str) or np.ndim(numbers) != 1:
+            is_list = is_list and not isinstance(numbers, str) and getattr(numbers, "shape", None) != ()
+            if not is_list or not all(map(is_number, numbers)):
                 summary = f"PiecewiseConstantDecay: `{argument}` must be a list of numbers"
                 fix = "for example boundaries=[100, 200], values=[1e-2, 1e-3, 1e-4]"
                 raise ModelError(summary, given=f"{argument}={shorten(numbers)}", fix=fix)
-            for number in numbers:
-                check_number(argument, number)
         if len(boundaries) != len(values) - 1:
             summary = "PiecewiseConstantDecay: `boundaries` and `values` do not fit"
             fix = "give a value for the steps up to each boundary, and one for the steps after the last"
@@ -201,6 +200,7 @@ class CosineDecay(LearningRateSchedule):
         warmup_target: float | None = None,
         warmup_steps: float = 0,
     ) -> None:
+        self.warmup_steps = check_number("warmup_steps", warmup_steps, 0)
         if warmup_target is not None:
             check_number("warmup_target", warmup_target)
         elif warmup_steps:
@@ -212,7 +212,6 @@ class CosineDecay(LearningRateSchedule):
         self.alpha = check_number("alpha", alpha)
         self.name = name
         self.warmup_target = warmup_target
-        self.warmup_steps = check_number("warmup_steps", warmup_steps, 0)
 
     def __call__(self, step: ArrayLike) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)

@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from keras_dist.errors import ConfigError, shorten
-from keras_dist.pretrained.config_values import as_floats, wrong_values
+from keras_dist._support.arguments import is_int
+from keras_dist.errors import ConfigError, one_of, shorten
+from keras_dist.pretrained.config_values import as_floats, of_class
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 """Activations by their names in `config.json`: `gelu` is exact, `gelu_new` and `gelu_pytorch_tanh` use tanh."""
@@ -66,11 +67,14 @@ class Rotary:
     long_factor: tuple[float, ...] | None = None
 
     def problems(self, head_dim: int) -> Iterator[str]:
-        if self.rope_type not in ROPE_TYPES:
-            yield f"rope_type={self.rope_type!r} must be one of {_listed(ROPE_TYPES)}"
+        yield from _not_among("rope_type", self.rope_type, ROPE_TYPES)
         for name in ("rope_theta", "factor", "low_freq_factor", "high_freq_factor"):
             if getattr(self, name) == 0:
                 yield f"{name}=0 must be positive"
+        if self.rope_type == "yarn" and self.rope_theta == 1:
+            yield f"rope_theta={self.rope_theta:g} has no wavelengths to interpolate for rope_type='yarn'"
+        if self.rope_type == "longrope" and self.original_max_position_embeddings == 1:
+            yield "original_max_position_embeddings=1 must be at least 2 for rope_type='longrope'"
         if self.low_freq_factor is not None and self.low_freq_factor == self.high_freq_factor:
             yield f"low_freq_factor={self.low_freq_factor} must be less than high_freq_factor"
         rotated = int(head_dim * self.partial_rotary_factor)
@@ -84,6 +88,8 @@ class Rotary:
         pairs = int(head_dim * self.partial_rotary_factor) // 2
         for name in ("short_factor", "long_factor"):
             given = getattr(self, name)
+            if given is not None and 0 in given:
+                yield f"{name}={shorten(given)} must be positive numbers"
             if given is not None and len(given) != pairs:
                 of = f"one for each rotated pair of head_dim={head_dim}"
                 yield f"{name} must have {pairs} numbers, {of}, not {len(given)}"
@@ -149,13 +155,10 @@ class AttentionConfig:
             yield "soft_cap=0 must be positive"
         if self.num_heads % self.num_kv_heads:
             yield f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
-        if self.qk_norm not in QK_NORMS:
-            yield f"qk_norm={self.qk_norm!r} must be one of {_listed(QK_NORMS)}"
-        if self.implementation not in IMPLEMENTATIONS:
-            yield f"implementation={self.implementation!r} must be one of {_listed(IMPLEMENTATIONS)}"
+        yield from _not_among("qk_norm", self.qk_norm, QK_NORMS)
+        yield from _not_among("implementation", self.implementation, IMPLEMENTATIONS)
         for rotary in (self.rotary, self.sliding_rotary):
-            wrong = () if rotary is None else tuple(wrong_values(rotary))
-            yield from wrong or (() if rotary is None else rotary.problems(self.head_dim))
+            yield from () if rotary is None else of_class("rotary", rotary, Rotary, self.head_dim)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,8 +178,7 @@ class FeedForwardConfig:
     use_bias: bool = False
 
     def problems(self) -> Iterator[str]:
-        if self.activation not in ACTIVATIONS:
-            yield f"activation={self.activation!r} must be one of {_listed(ACTIVATIONS)}"
+        yield from _not_among("activation", self.activation, ACTIVATIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,10 +232,8 @@ class NormConfig:
     adds_one: bool = False
 
     def problems(self) -> Iterator[str]:
-        if self.kind not in ("rms", "layer"):
-            yield f"norm kind={self.kind!r} must be 'rms' or 'layer'"
-        if self.placement not in PLACEMENTS:
-            yield f"norm placement={self.placement!r} must be one of {_listed(PLACEMENTS)}"
+        yield from _not_among("norm kind", self.kind, ("rms", "layer"))
+        yield from _not_among("norm placement", self.placement, PLACEMENTS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -269,9 +269,10 @@ class NetworkConfig:
         found: list[tuple[str, str]] = []
         for name in ("", "attention", "feed_forward", "norm", "experts"):
             group = getattr(self, name) if name else self
-            if group is not None:
-                problems = list(wrong_values(group)) or group.problems()  # which compare numbers
-                found += [(f"{name}.".lstrip("."), problem) for problem in problems]
+            if group is None and name == "experts":
+                continue
+            problems = of_class(name, group, _GROUPS.get(name, NetworkConfig))
+            found += [(f"{name}.".lstrip("."), problem) for problem in problems]
         if found:
             given = "; ".join(problem for _, problem in found)
             summary, fix = (
@@ -285,10 +286,10 @@ class NetworkConfig:
         return self.experts is not None and layer not in self.experts.dense_layers
 
     def problems(self) -> Iterator[str]:
-        listed = {name: getattr(self.attention, name) for name in ("sliding_layers", "layers_without_rotary")}
-        listed |= {"dense_layers": () if self.experts is None else self.experts.dense_layers}
-        for name, layers in listed.items():
-            beyond = [layer for layer in layers or () if layer >= self.num_layers]
+        named = (("attention", "sliding_layers"), ("attention", "layers_without_rotary"), ("experts", "dense_layers"))
+        for group, name in named:
+            layers = getattr(getattr(self, group), name, None)  # other classes are reported
+            beyond = [layer for layer in layers if is_int(layer, self.num_layers)] if isinstance(layers, tuple) else []
             if beyond:
                 yield f"{name}={shorten(beyond)} must be below num_layers={self.num_layers}"
 
@@ -359,12 +360,12 @@ class EncoderConfig(NetworkConfig):
             yield "experts are available in decoders only"
         if self.image_size is not None and self.patch_size > self.image_size:
             yield f"patch_size={self.patch_size} must be at most image_size={self.image_size}"
-        if self.pooled_activation not in POOLED_ACTIVATIONS:
-            yield f"pooled_activation={self.pooled_activation!r} must be one of {_listed(POOLED_ACTIVATIONS)}"
+        yield from _not_among("pooled_activation", self.pooled_activation, POOLED_ACTIVATIONS)
 
 
-def _listed(names: Sequence[str | None]) -> str:
-    return ", ".join(map(repr, names))
+def _not_among(name: str, value: object, options: Sequence[str | None]) -> Iterator[str]:
+    if not isinstance(value, str | None) or value not in options:
+        yield f"{name}={shorten(value)} must be {one_of(options)}"
 
 
 def field_of(kind: Any, name: str) -> dataclasses.Field[Any]:

@@ -9,8 +9,17 @@ from typing import Any
 from keras_dist._support.arguments import LARGEST_SIZE, is_int, is_number
 from keras_dist.errors import shorten
 
-_LARGEST = 10**38  # float32
+_LARGEST = 1e38  # float32
 _MAY_BE_ZERO = ("num_types", "truncate")
+
+
+def of_class(name: str, group: Any, cls: type, *arguments: Any) -> Iterator[str]:
+    """Yield the problems of a group of options."""
+    if not isinstance(group, cls):
+        yield f"{name}={shorten(group)} must be of class {cls.__name__}"
+    else:
+        wrong = list(wrong_values(group))
+        yield from wrong or group.problems(*arguments)  # which compare numbers
 
 
 def wrong_values(group: Any) -> Iterator[str]:
@@ -33,8 +42,9 @@ def wrong_value(field: dataclasses.Field[Any], value: Any) -> str:
     if kind.startswith("float"):
         return "" if is_number(value) and 0 <= value <= _LARGEST else f"must be a number from 0 to {_LARGEST:.0e}"
     if kind.startswith("tuple"):
-        is_valid = isinstance(value, tuple) and all(isinstance(each, int | float) for each in value)
-        return "" if is_valid else "must be a list of numbers"
+        is_valid = is_int if "int" in kind else is_number
+        are_valid = isinstance(value, tuple) and all(is_valid(each) and 0 <= each <= _LARGEST for each in value)
+        return "" if are_valid else "must be a list of numbers of at least 0"
     return "must be true or false" if kind.startswith("bool") and not isinstance(value, bool) else ""
 
 

@@ -12,21 +12,33 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from keras_dist._support.arguments import LARGEST_SIZE, is_int, is_number
-from keras_dist._support.located_warnings import warn
-from keras_dist.errors import ConfigError, cause, shorten, unknown_name_error
+from keras_dist.errors import ConfigError, UnknownNameError, cause, one_of, shorten
 from keras_dist.pretrained.config import DecoderConfig, NetworkConfig, Rotary, field_of
 from keras_dist.pretrained.config_values import wrong_value
 
 _HARMLESS = """
-_name_or_path architectures attention_dropout attention_probs_dropout_prob auto_map bos_token_id cache_implementation
-chunk_size_feed_forward classifier_dropout dtype embd_pdrop eos_token_id finetuning_task hidden_dropout_prob id2label
-is_encoder_decoder label2id model_type output_attentions output_hidden_states pad_token_id pretraining_tp problem_type
-resid_pdrop return_dict sep_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
-summary_use_proj task_specific_params tokenizer_class torch_dtype torchscript transformers_version
-unk_token_id use_cache use_return_dict
+_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
+attn_implementation auto_map bad_words_ids cache_implementation chunk_size_feed_forward directionality diversity_penalty
+do_sample dtype early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
+gradient_checkpointing id2label is_encoder_decoder is_llama_config label2id length_penalty max_length
+max_sequence_length min_length model_max_length model_type no_repeat_ngram_size num_beam_groups num_beams num_labels
+num_return_sequences output_attentions output_hidden_states output_past output_scores prefix pretraining_tp problem_type
+remove_invalid_values repetition_penalty return_dict return_dict_in_generate summary_activation summary_proj_to_labels
+summary_type summary_use_proj task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype
+torchscript transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
+use_return_dict xla_device
 """
 HARMLESS = frozenset(_HARMLESS.split())
 """Entries of `config.json` that do not change what a network computes at inference."""
+
+_HARMLESS_ENDS = re.compile(r".*(dropout|dropout_prob|_pdrop|_token_ids?|suppress_tokens)")
+_FACTORS = re.compile(r"(?!att).*(multiplier|scal|factor)")  # an attention multiplier of 1 replaces 1 / sqrt(head_dim)
+_ON = re.compile(r"(is_|use_)?(causal|rope|rotary.*)")
+"""Flags that are true if they are left out."""
+
+_SAME_ACTIVATIONS = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": "gelu_pytorch_tanh"}
+_SAME_ACTIVATIONS |= dict.fromkeys(("gelu_accurate", "gelu_fast"), "gelu_new")
+"""Names of one function in `transformers.activations.ACT2FN`."""
 
 WITH_BIASES = {
     **dict.fromkeys(("attention.use_bias", "attention.use_output_bias", "feed_forward.use_bias"), True),
@@ -152,6 +164,9 @@ class Family:
         given = {key: value for key, value in document.items() if key not in wrong}
         fields: dict[str, Any] = {field: self.defaults.get(key) for key, field in self.keys.items()}
         fields |= {field: given[key] for key, field in self.keys.items() if key in given} | dict(self.fixed)
+        for field in fields.keys() & {"feed_forward.activation", "pooled_activation"}:
+            name = fields[field]
+            fields[field] = _SAME_ACTIVATIONS.get(name, name) if isinstance(name, str) else name
         document = {**self.defaults, **given}
         for read in (self.positions, self.options):
             try:
@@ -170,8 +185,9 @@ class Family:
         if problems:
             summary = f"the config.json of a {self.model_type!r} network cannot be used"
             fix = "load it with transformers, or correct config.json"
+            if any(" is unknown " in problem for problem in problems):
+                fix += "; delete unknown entries that do not change the results there, or add a family that has them"
             raise ConfigError(summary, given="; ".join(problems), fix=fix)
-        self._warn_of_unknown(extra)
         return found
 
     def write(self, config: NetworkConfig) -> dict[str, Any]:
@@ -218,15 +234,12 @@ class Family:
         for key, supported in {**self.only, "quantization_config": (None,)}.items():
             if document.get(key, supported[0]) not in supported:
                 yield f"{key}={shorten(document[key])} is not supported, only {' or '.join(map(repr, supported))}"
-
-    def _warn_of_unknown(self, extra: Document) -> None:
-        known = {*HARMLESS, *self.only, *self.harmless, *self.defaults}
-        unknown = [key for key, value in extra.items() if value and key not in known]
-        if unknown:
-            text = (
-                f"config.json has entries that are unknown for {self.model_type!r}, and ignored: {', '.join(unknown)}"
-            )
-            warn(text)
+        known = {*HARMLESS, *self.keys, *self.handled, *self.defaults, *self.only, *self.harmless}
+        given = {**self.defaults, **document}
+        slides = "sliding_window" in self.keys and given["sliding_window"] and given.get("use_sliding_window", True)
+        for key, value in document.items():
+            if key not in known and not _HARMLESS_ENDS.fullmatch(key) and not _is_neutral(key, value, bool(slides)):
+                yield f"{key}={shorten(value)} is unknown for {self.model_type!r}, and may change the results"
 
 
 _families: dict[str, Family] = {}
@@ -255,8 +268,10 @@ def family_named(model_type: Any) -> Family:
         UnknownNameError: it is not registered.
     """
     if not isinstance(model_type, str) or model_type not in _families:
-        fix = "add the family by a file with kd.pretrained.register_family"
-        raise unknown_name_error("unknown model_type", model_type, _families, given=shorten(model_type), fix=fix)
+        fix = "load it with transformers, or add the family by kd.pretrained.register_family; "
+        fix += "under another model_type the same weights give other results"  # so no name is suggested
+        summary = f"unknown model_type {shorten(model_type)}"
+        raise UnknownNameError(summary, expected=one_of(_families), fix=fix)
     return _families[model_type]
 
 
@@ -297,6 +312,15 @@ def written_rotary(rotary: Rotary) -> dict[str, Any]:
     fields = dataclasses.fields(rotary)
     values = {field.name: (getattr(rotary, field.name), field.default) for field in fields}
     return {name: _plain(value) for name, (value, default) in values.items() if name in always or value != default}
+
+
+def _is_neutral(key: str, value: Any, slides: bool) -> bool:
+    """Whether a network without the entry computes the same; `slides` if all of its layers have a window."""
+    if key == "layer_types" and isinstance(value, list):
+        return all(kind == ("sliding_attention" if slides else "full_attention") for kind in value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and _FACTORS.match(key):
+        return value == 1
+    return value is None or (not value and not (value is False and _ON.fullmatch(key)))
 
 
 def size_of_heads(document: Document, size: str, heads: str) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._support.arguments import check_kind, check_option, check_path
+from keras_dist._support.arguments import argument_error, check_kind, check_option, check_path
 from keras_dist._support.types import DTypeLike
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
@@ -108,6 +108,7 @@ def load(
 
     Source: `transformers.AutoModelForCausalLM.from_pretrained`.
     """
+    rules = _rules(ignore)
     config = _with_options(read_config(folder), attention, capacity_factor)
     asked, options = current_distribution(), {"dtype": dtype, "scan": scan, "remat": remat}
     if asked is not None and asked.is_searched:
@@ -118,7 +119,7 @@ def load(
         model.build()
     model._arguments["initializer"] = None  # of a copy
     try:
-        model.load_weights(folder, weight_map=weight_map(model, _rules(ignore), _names_in(folder)))
+        model.load_weights(folder, weight_map=weight_map(model, rules, _names_in(folder)))
     except ModelError as error:
         if "strict" in error.fix:
             error.fix = (
@@ -228,8 +229,11 @@ def _names_in(folder: str | os.PathLike[str]) -> Iterable[str]:
     return TensorReader("load", path).shapes
 
 
-def _rules(ignore: Sequence[str]) -> Sequence[str]:
-    return (ignore,) if isinstance(ignore, str) else ignore
+def _rules(ignore: Any) -> Sequence[str]:
+    rules = (ignore,) if isinstance(ignore, str) else ignore
+    if not isinstance(rules, list | tuple) or not all(isinstance(rule, str) for rule in rules):
+        raise argument_error("ignore", ignore, "a regular expression, or a list of them", example=(r"classifier\..*",))
+    return rules
 
 
 def _content(folder: pathlib.Path) -> str:

@@ -134,7 +134,10 @@ def generate(
 
 def _checked_prompts(prompts: Any) -> list[np.ndarray]:
     is_listed = isinstance(prompts, Sequence | np.ndarray | jax.Array) and not isinstance(prompts, str)
-    rows = [np.asarray([*one] if isinstance(one, bytes) else one) for one in prompts] if is_listed else []
+    try:
+        rows = [np.asarray([*one] if isinstance(one, bytes) else one) for one in prompts] if is_listed else []
+    except Exception:  # ragged lists, and arrays without dims
+        rows = []
     wrong = [row for row in rows if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.integer)]
     if not rows or wrong:
         expected = "a list of prompts, each a list or an array of at least one token (an integer); encode text first"
@@ -292,15 +295,20 @@ def _checked_result(result: Any, tokens: jax.Array, empty: PyTree) -> tuple[jax.
     is_pair = isinstance(result, tuple) and len(result) == 2  # pyright: ignore[reportUnknownArgumentType]
     logits, cache = cast("tuple[Any, Any]", result if is_pair else (np.zeros(()), None))
     if getattr(logits, "ndim", 0) != 3 or logits.shape[:2] != tokens.shape:
-        given = f"{shorten(jax.tree.map(jnp.shape, result))} for tokens {tokens.shape}"
+        given = f"{shorten(jax.tree.map(_type_of, result))} for tokens {tokens.shape}"
         fix = "return logits (batch, length, vocabulary) and the cache, see pretrained.CachedModel"
         raise ModelError("generate: the call of the model must return logits and the cache", given=given, fix=fix)
-    found, expected = (str(jax.tree.map(jax.typeof, each)) for each in (cache, empty))
-    if found != expected:
+    found, expected = (str(jax.tree.map(_type_of, each)) for each in (cache, empty))
+    arrays = [isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(empty)]
+    if found != expected or not arrays or not all(arrays):
         given = f"{shorten(found)} after an empty cache {shorten(expected)}"
         fix = "return a cache of the structure, shapes and dtypes that empty_cache returns"
-        raise ModelError("generate: the cache changes its shape", given=given, fix=fix)
+        raise ModelError("generate: the cache must be arrays whose shapes do not change", given=given, fix=fix)
     return logits, cache
+
+
+def _type_of(leaf: Any) -> Any:
+    return jax.typeof(leaf) if isinstance(leaf, np.ndarray | jax.Array) else type(leaf).__name__
 
 
 def _values(module: Any) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def _int_dtype(dtype: Any) -> np.dtype:
 def _dtype(dtype: Any, kind: Any, expected: str, example: str) -> np.dtype:
     try:
         found = jnp.dtype(dtype)
-    except TypeError:
+    except Exception:  # numpy raises several
         found = np.dtype(object)
     if not jnp.issubdtype(found, kind):
         raise argument_error("dtype", dtype, expected, example=example)

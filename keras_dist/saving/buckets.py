@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from etils import epath
 
+from keras_dist._support.arguments import check_names
 from keras_dist.errors import CheckpointError, MissingExtraError
 
 Folder = TypeVar("Folder", bound=pathlib.PurePath)
@@ -31,7 +32,7 @@ def folder_path(path: str) -> pathlib.Path:
         given = "a path of another kind of storage, or a URL of which pathlib.Path has made a path"
         fix = "a folder, or 'gs://bucket/folder' as a string or epath.Path; a folder of such a name is './name'"
         raise CheckpointError(f"{path!r} cannot hold checkpoints", given=given, fix=fix)
-    return pathlib.Path(path)
+    return pathlib.Path(check_names("filepath", path))
 
 
 def is_elsewhere(path: str) -> bool:

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
+from keras_dist._support.arguments import check_flags
 from keras_dist._support.signatures import takes
 from keras_dist._unstable.jax_internals import hide_explicit_mesh_in
 from keras_dist.errors import ConfigError, ConstructorError, ModelError, shorten
@@ -158,4 +159,5 @@ def _bound(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
             arguments.update(value)
         else:
             arguments[name] = value
+    check_flags(cls.__init__, arguments)
     return arguments

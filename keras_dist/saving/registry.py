@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from keras_dist._support.arguments import check_kind
 from keras_dist._support.context_variables import with_value
 from keras_dist.errors import ConfigError, shorten
 
@@ -91,6 +92,8 @@ def get_custom_objects() -> dict[str, Any]:
 
 def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> contextlib.AbstractContextManager[object]:
     """Context manager in which configs may refer to the given objects by name."""
+    if custom_objects is not None:
+        check_kind("custom_objects", custom_objects, Mapping, "a dict of objects by name")
     return with_value(_scoped, {**_scoped.get(), **(custom_objects or {})})
 
 

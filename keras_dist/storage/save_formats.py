@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from keras_dist._support.arguments import check_number
+from keras_dist._support.arguments import check_names, check_number
 from keras_dist._support.located_warnings import warn
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import KerasDistError, ModelError, shorten
@@ -37,9 +37,10 @@ _SUFFIX = re.compile(r"\.[A-Za-z]+\d?")
 
 def archive_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
     """Return the path of a `.keras` file, or None for other paths."""
-    if not isinstance(filepath, str | os.PathLike) or not os.fspath(filepath).endswith(KERAS_SUFFIX):
+    text = check_names("filepath", os.fspath(filepath)) if isinstance(filepath, str | os.PathLike) else ""
+    if not text.endswith(KERAS_SUFFIX):
         return None
-    path = folder_path(os.fspath(filepath))
+    path = folder_path(text)
     return None if in_bucket(path) else path
 
 
@@ -201,7 +202,7 @@ def checked_dtype(dtype: Any) -> Any:
     """Check and return the element type of saved floating-point numbers; None for the types in the model."""
     try:
         found = None if dtype is None else jnp.dtype(dtype)
-    except TypeError:
+    except Exception:  # numpy raises several
         found = jnp.dtype("int32")
     if found is not None and not jnp.issubdtype(found, jnp.floating):
         summary = "save_weights: `dtype` must be a floating-point type"

@@ -213,7 +213,7 @@ def _packing(state: Any) -> Any:
         (([[2**40]], 8), "does not fit int32"),
         (([], 8), "no token to pack\n.*0 sequences"),
         (([[1, 2, 3]], 2, {"overlong": "drop"}), "no token to pack\n.*1 sequences, 3 tokens"),
-        (([[1]], 1), "`length` must be an integer of at least 2"),
+        (([[1]], 1), "`length` must be an integer from 2 to 16777216"),
         (([[1]], 8, {"overlong": "cut"}), "'split', 'drop', 'error'"),
         (([[1]], 8, {"pad_id": 2**31}), "`pad_id`"),
         (([[1]], 8, {"batch_size": 4}), "pass batch_size to fit"),

@@ -2,24 +2,26 @@
 
 import dataclasses
 import json
-import warnings
 
 import pytest
 
-from keras_dist.errors import KerasDistError
+from keras_dist.errors import ConfigError, KerasDistError, UnknownNameError
 from keras_dist.pretrained.config import NetworkConfig
 from keras_dist.pretrained.family import HARMLESS, family_named
 from tests.pretrained.networks import FOLDER
 
+# `config_class().to_json_string(use_diff=False)` of each family in transformers 5.24
+DEFAULTS = json.loads((FOLDER.parent / "default_configs.json").read_text())
 VALUES = (None, "2", -1, 0, 1.5, [], {}, True, 10**12, 10**400)
 FAMILIES = sorted(folder.name for folder in FOLDER.iterdir())
 
 
 def read(document: dict) -> NetworkConfig:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of entries that are ignored
-        config = family_named(document["model_type"]).read(document)
-    return dataclasses.replace(config, extra={})
+    return dataclasses.replace(family_named(document["model_type"]).read(document), extra={})
+
+
+def recorded(family: str, **changes: object) -> dict:
+    return json.loads((FOLDER / family / "config.json").read_text()) | changes
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -52,7 +54,6 @@ def test_a_strange_value_is_an_error_that_names_the_entry_or_has_its_kind(family
         ("llama", {"hidden_size": 10**12}, "hidden_size=1000000000000 must be at most 2147483647"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 must be a positive number"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping=0 must be positive"),
-        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 is not supported, only None"),
         ("smollm3", {"use_sliding_window": "yes"}, "use_sliding_window='yes' must be true or false"),
         ("qwen3", {"rope_parameters": "default"}, "rope_parameters='default' must be a dict"),
         ("vit", {"image_size": None}, "image_size=None must be a positive integer"),
@@ -82,3 +83,93 @@ def test_rotary_embeddings_of_two_forms_must_be_the_same():
     given["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
     with pytest.raises(KerasDistError, match="rope_parameters and rope_scaling differ"):
         family_named("llama").read(given)
+
+
+@pytest.mark.parametrize("family", DEFAULTS)
+def test_all_entries_that_transformers_writes_are_known(family):
+    read(DEFAULTS[family])
+
+
+@pytest.mark.parametrize(
+    ("family", "entries"),
+    [
+        ("llama", {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}),
+        ("llama", {"max_sequence_length": 2048, "unsloth_fixed": True, "torch_dtype": "float16", "clip_qkv": None}),
+        ("llama", {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 4096, "image_token_id": 7}),
+        ("llama", {"residual_multiplier": 1.0, "logits_scaling": 1, "layer_types": ["full_attention"] * 2}),
+        ("qwen2", {"use_mrope": False, "attention_bias": False, "embedding_dropout": 0.1}),
+        ("mistral", {"layer_types": ["sliding_attention"] * 2}),
+        ("mixtral", {"router_jitter_noise": 0.1}),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}),
+        ("bert", {"directionality": "bidi", "pooler_fc_size": 768, "pooler_type": "first_token_transform"}),
+        ("bert", {"gradient_checkpointing": True, "output_past": True, "_num_labels": 1}),
+    ],
+)
+def test_entries_of_published_networks_that_change_nothing_are_accepted(family, entries):
+    assert read(recorded(family, **entries)) == read(recorded(family))
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        *(("llama", name, 0.5) for name in ("residual_multiplier", "embedding_multiplier", "logits_scaling")),
+        ("llama", "attention_multiplier", 1.0),  # instead of 1 / sqrt(head_dim)
+        ("llama", "residual_multiplier", 0.0),
+        ("llama", "layer_types", ["sliding_attention", "full_attention"]),
+        ("mistral", "layer_types", ["full_attention"] * 2),
+        ("qwen3_moe", "layer_types", ["sliding_attention"] * 2),
+        ("llama", "sliding_window", 4),
+        ("llama", "qk_norm", True),
+        ("llama", "use_qk_norm", True),
+        ("llama", "is_causal", False),
+        ("llama", "attn_logit_softcapping", 30.0),
+        ("mistral", "attention_bias", True),
+        ("olmo2", "mlp_bias", True),
+        ("olmo2", "clip_qkv", 8.0),
+        ("gpt2", "rope_theta", 100.0),
+        ("bert", "partial_rotary_factor", 0.5),
+        ("vit", "use_swiglu_ffn", True),
+        ("qwen2", "quantization", {"bits": 4}),
+        ("qwen2", "norm_type", "layer"),
+    ],
+)
+def test_entries_that_may_change_the_results_are_errors(family, key, value):
+    with pytest.raises(ConfigError) as caught:
+        read(recorded(family, **{key: value}))
+    assert caught.value.given.startswith(f"{key}={value!r}"[:80])
+    assert "load it with transformers" in caught.value.fix and "unknown entries" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "model_type", ["ministral", "mistral3", "llama4_text", "Llama", "qwen3_next", "gemma3", "gpt2_"]
+)
+def test_no_other_family_is_suggested(model_type):
+    with pytest.raises(UnknownNameError, match=f"unknown model_type '{model_type}'") as caught:
+        read(recorded("llama", model_type=model_type))
+    assert "did you mean" not in str(caught.value) and "correct the name" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [("swish", "silu"), ("gelu_python", "gelu"), ("gelu_fast", "gelu_new"), ("gelu_accurate", "gelu_new")],
+)
+def test_activations_have_the_names_of_transformers(name, same):
+    for family, key in (("llama", "hidden_act"), ("gpt2", "activation_function"), ("gemma2", "hidden_activation")):
+        assert read(recorded(family, **{key: name})) == read(recorded(family, **{key: same}))
+
+
+@pytest.mark.parametrize(
+    ("rotary", "said"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0}, "rope_theta=1"),
+        ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1}, "rope_theta=1"),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 1}, "original_max_position_embeddings=1"),
+        ({"rope_type": "longrope", "short_factor": [0.0] * 4}, "short_factor"),
+    ],
+)
+def test_rotary_options_without_a_frequency_are_errors(rotary, said):
+    given = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4, "factor": 2.0, **rotary}
+    given = {key: value for key, value in given.items() if "_factor" not in key or rotary["rope_type"] == "longrope"}
+    with pytest.raises(ConfigError) as caught:
+        read(recorded("llama", rope_parameters={"rope_theta": 100.0, **given}))
+    assert said in caught.value.given

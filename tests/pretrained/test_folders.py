@@ -183,8 +183,9 @@ def test_save_writes_folders(tmp_path):
 
 
 def test_entries_that_are_unknown_are_named(tmp_path):
-    with pytest.warns(UserWarning, match="unknown for 'llama', and ignored: attention_sinks$"):
+    with pytest.raises(ConfigError, match="attention_sinks=4 is unknown for 'llama'") as caught:
         kd.pretrained.describe(folder_of(tmp_path, changes={"attention_sinks": 4, "another": None, "more": False}))
+    assert "another" not in str(caught.value) and "more=" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`generate` equals recomputing each prefix without a cache, on one device and sharded."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -170,6 +171,28 @@ class Adding(nnx.Module):
         real = jnp.sum(segments, 1)
         last = jnp.take_along_axis(tokens, jnp.maximum(real - 1, 0)[:, None], 1)[:, 0]
         return jax.nn.one_hot((before + tokens) % 50, 50) * self.scale[...], last
+
+
+class Returning(Adding):
+    """Has a cache that is none."""
+
+    def __init__(self, rngs, cache=None):
+        super().__init__(rngs)
+        self.returned = nnx.static(cache)
+
+    def empty_cache(self, batch_size, slots):
+        return self.returned
+
+    def __call__(self, inputs, cache=None):
+        return jax.nn.one_hot(inputs["tokens"], 50) * self.scale[...], cache
+
+
+@pytest.mark.parametrize("cache", [None, "abc", 5, object(), (), (object(),), (1.0,)])
+def test_a_cache_has_arrays(cache):
+    with kd.DataParallel().scope():
+        model = kd.Model.from_nnx(functools.partial(Returning, cache=cache))
+    with pytest.raises(ModelError, match="the cache must be arrays whose shapes do not change"):
+        kd.generate(model, [[1, 2]], 3)
 
 
 def test_a_module_with_a_cache_of_its_own():

@@ -30,7 +30,10 @@ class Bert(EncoderFamily):
         "position_embedding_type": ("absolute",),
         **dict.fromkeys(("is_decoder", "add_cross_attention"), (False,)),
     }
-    harmless: ClassVar = ("tie_word_embeddings", "gradient_checkpointing")
+    harmless: ClassVar = (
+        "tie_word_embeddings",
+        *(f"pooler_{name}" for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")),
+    )
     names: ClassVar = prefixed(
         "bert.",
         {

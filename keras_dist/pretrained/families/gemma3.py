@@ -31,7 +31,7 @@ class Gemma3Text(Gemma2):
         "rope_local_base_freq": 10_000.0,
     }
     fixed: ClassVar = {**Gemma2.fixed, "attention.qk_norm": "head"}
-    only: ClassVar = {**Gemma2.only, "attn_logit_softcapping": (None,)}  # ignored by transformers
+    harmless: ClassVar = (*Gemma2.harmless, "attn_logit_softcapping")  # ignored by transformers
     handled: ClassVar = (*Gemma2.handled, "rope_local_base_freq")
 
     def positions(self, document: Document) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class GPT2(DecoderFamily):
         **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"), (False,)),
         "add_cross_attention": (False,),
     }
-    harmless, handled = ("n_ctx", "attn_pdrop"), ()
+    harmless, handled = ("n_ctx",), ()
     names: ClassVar = {
         "embedding/embeddings": "transformer.wte.weight",
         "position_embedding/embeddings": "transformer.wpe.weight",

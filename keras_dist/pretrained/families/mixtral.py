@@ -29,7 +29,7 @@ class Mixtral(ExpertsFamily):
         "num_experts_per_tok": 2,
         "num_local_experts": 8,
     }
-    only: ClassVar = {"router_jitter_noise": (0.0,)}
+    harmless: ClassVar = (*ExpertsFamily.harmless, "router_jitter_noise")  # in training only
     names: ClassVar = {
         **{path: name for path, name in ExpertsFamily.names.items() if "feed_forward/" not in path},
         f"{_EXPERTS}/experts_gate": f"{_LAYER}.experts.{{}}.w1.weight",

@@ -62,6 +62,7 @@ class ViT(EncoderFamily):
         "embedding/patches/kernel": Permute(2, 3, 1, 0),
     }
     handled: ClassVar = ("pooler_output_size",)
+    harmless: ClassVar = ("tie_word_embeddings",)
     prefix = "vit."
     unpooled: ClassVar = ("ViTForImageClassification", "ViTForMaskedImageModeling")
 
