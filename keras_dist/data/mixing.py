@@ -18,6 +18,7 @@ import numpy as np
 from keras_dist._support.arguments import argument_error, check_int, check_option, is_int, is_number
 from keras_dist._support.types import PyTree
 from keras_dist.data.conversion import noting
+from keras_dist.data.cursor import check_fields, check_same
 from keras_dist.data.resumable import ResumableIterator, check_source, is_numbered
 from keras_dist.errors import DataError, shorten
 
@@ -68,19 +69,23 @@ def mix(
     if seed is not None:
         check_int("seed", seed, 0, error=DataError)
     check_option("until", until, ("first", "all"), error=DataError)
-    pattern = _Pattern(_whole(weights, [*sources]))
+    whole = _whole(weights, [*sources])
+    pattern, resumes_with = _Pattern(whole), {"seed": seed}
     read = {
         name: _Shuffled(name, source, None if seed is None else (seed, index)) if is_numbered(source) else source
         for index, (name, source) in enumerate(sources.items())
     }
+    for number, ((name, source), weight) in enumerate(zip(read.items(), whole, strict=True)):
+        resumes_with |= {f"weight of source {number} ({name})": weight}
+        resumes_with |= {f"examples of {name}": len(source)} if isinstance(source, _Shuffled) else {}
     iterated = [name for name, source in read.items() if not isinstance(source, _Shuffled)]
     if not iterated:
-        return MixedExamples(read, pattern, until)
+        return MixedExamples(read, pattern, until, resumes_with)
     if until != "first":
         fix = "leave it out, or give each source a __len__ and __getitem__"
         given = f"until={until!r}, iterables {', '.join(iterated)}"
         raise DataError("`until` must be 'first' for mixtures with iterables", given=given, fix=fix)
-    return MixedStream(read, pattern)
+    return MixedStream(read, pattern, resumes_with)
 
 
 def _whole(weights: Any, names: list[str]) -> list[int]:
@@ -162,8 +167,11 @@ def _seed_of(*parts: int) -> int:
 class MixedExamples:
     """The examples of a mixture, by number of the draw."""
 
-    def __init__(self, sources: dict[str, Any], pattern: _Pattern, until: str) -> None:
+    def __init__(
+        self, sources: dict[str, Any], pattern: _Pattern, until: str, resumes_with: Mapping[str, int | None]
+    ) -> None:
         self._names, self._sources, self._pattern = [*sources], [*sources.values()], pattern
+        self.resumes_with = resumes_with
         sizes = [len(source) for source in self._sources]
         if until == "first":
             self._length = min(pattern.draw_of(index, size) for index, size in enumerate(sizes))
@@ -194,12 +202,12 @@ class MixedExamples:
 class MixedStream:
     """Examples of a mixture of iterables, which ends with the first of them."""
 
-    def __init__(self, sources: dict[str, Any], pattern: _Pattern) -> None:
-        self._sources, self._pattern = sources, pattern
+    def __init__(self, sources: dict[str, Any], pattern: _Pattern, resumes_with: Mapping[str, int | None]) -> None:
+        self._sources, self._pattern, self.resumes_with = sources, pattern, resumes_with
 
     def __iter__(self) -> MixedIterator:
         """Iterate over one pass of each source."""
-        return MixedIterator(self._sources, self._pattern)
+        return MixedIterator(self._sources, self._pattern, self.resumes_with)
 
     def __repr__(self) -> str:
         return f"<mixture of {', '.join(self._sources)}>"
@@ -208,7 +216,8 @@ class MixedStream:
 class MixedIterator(Iterator[PyTree]):
     """One pass over a mixture of iterables."""
 
-    def __init__(self, sources: dict[str, Any], pattern: _Pattern) -> None:
+    def __init__(self, sources: dict[str, Any], pattern: _Pattern, resumes_with: Mapping[str, int | None]) -> None:
+        self._resumes_with = resumes_with
         self._iterators = {name: ResumableIterator(source, name) for name, source in sources.items()}
         self._names, self._pattern, self._draw = [*sources], pattern, 0
 
@@ -221,10 +230,21 @@ class MixedIterator(Iterator[PyTree]):
 
     def get_state(self) -> dict[str, Any]:
         """Return the position, as JSON if the states of the sources are."""
-        return {"draw": self._draw, "sources": {name: one.get_state() for name, one in self._iterators.items()}}
+        states = {name: one.get_state() for name, one in self._iterators.items()}
+        return {"draw": self._draw, "mixture": {**self._resumes_with}, "sources": states}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Move to a position."""
+        """Move to a position.
+
+        Raises:
+            DataError: `state` is not a position in this mixture: sources, weights or the seed differ.
+        """
+        check_fields(state, ("draw", "mixture", "sources"), ("draw",))
+        check_same(self._resumes_with, state["mixture"])
+        check_fields(state["sources"], self._names)
+        counts = dict(zip(self._names, self._pattern.counts(state["draw"]), strict=True))
+        counted = {name: count for name, count in counts.items() if not self._iterators[name].has_state}
+        check_same(counted, {name: state["sources"][name] for name in counted})
         self._draw = state["draw"]
         for name, iterator in self._iterators.items():
             iterator.set_state(state["sources"][name])
