@@ -35,7 +35,7 @@ class CoordinationService:
         described = {"address": address, "processes": processes, "linger_s": linger_s, "options": dict(options)}
         self._log, self._said = tempfile.TemporaryFile(), ""  # noqa: SIM115  # closed by shutdown
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, json.dumps(described)],
+            [sys.executable, "-P", __file__, json.dumps(described)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

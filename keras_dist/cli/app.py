@@ -60,8 +60,6 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command in the arguments of this process, and exit with its code."""
-    if not sys.flags.safe_path:
-        sys.path.insert(0, "")  # as `python -m`: configs name modules of the current folder
     app(prog_name="keras-dist")
 
 

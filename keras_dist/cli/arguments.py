@@ -46,8 +46,16 @@ def show_toml(found: Any, as_json: bool) -> None:
     print(found.to_toml().rstrip())
 
 
-def load(path: pathlib.Path, mesh: str | None, settings: Sequence[str] | None) -> RunConfig:
+def find_programs() -> None:
+    """Let a config name modules of the current folder, as `python -m` does; other commands run nothing in it."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, "")
+
+
+def load(path: pathlib.Path, mesh: str | None, settings: Sequence[str] | None, is_ours: bool = False) -> RunConfig:
     """Return the config of a run, with the values of the options."""
     from keras_dist import config
 
+    if not is_ours:
+        find_programs()
     return config.load(path, [*([] if mesh is None else [f"mesh.shape={mesh}"]), *(settings or ())])

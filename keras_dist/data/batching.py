@@ -195,9 +195,6 @@ class Streaming:
                     _warn_of_end(self.steps, taken.count, self.source.title, "fewer steps")
                 batches = None if not source.is_once else iter(())
 
-    def check_position(self, start: Cursor) -> None:
-        """Do nothing, since iterators check their states."""
-
     def state(self) -> Any:
         """Return the state of the iterator of the batches, as JSON; None if there is none."""
         return self.source.state()

@@ -91,13 +91,13 @@ def set_state(iterator: Any, state: Any, data: str) -> None:
 
 
 @contextlib.contextmanager
-def resuming(data: str, state: Any) -> Generator[None]:
+def resuming(data: str, state: Any, kind: type[Exception] = Exception) -> Generator[None]:
     """Enter a context in which a saved state is used; errors name the data."""
     try:
         yield
     except KerasDistError:
         raise
-    except Exception as error:
+    except kind as error:
         fix = "resume with the same data, or begin a new run"
         given = f"{cause(error)}; state {shorten(state)}"
         raise DataError(f"{data} cannot resume at the saved position", given=given, fix=fix) from error

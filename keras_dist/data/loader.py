@@ -94,7 +94,8 @@ class DataLoader:
 
     def batches_from(self, start: Cursor) -> Iterator[Batch]:
         """Yield the batches of an epoch from `start` on; raises `DataError` for a position in other data."""
-        self._examples.check_position(start)
+        if isinstance(self._examples, Batching):  # iterators check their states
+            self._examples.check_position(start)
         self._epoch = start.epoch + 1
         key = None if start.seed is None else (start.seed,)
         for _, batches in self._examples.epochs(range(start.epoch, start.epoch + 1), 1, key, start=start):

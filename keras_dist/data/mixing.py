@@ -69,23 +69,20 @@ def mix(
     if seed is not None:
         check_int("seed", seed, 0, error=DataError)
     check_option("until", until, ("first", "all"), error=DataError)
-    whole = _whole(weights, [*sources])
-    pattern, resumes_with = _Pattern(whole), {"seed": seed}
+    pattern = _Pattern(_whole(weights, [*sources]))
     read = {
         name: _Shuffled(name, source, None if seed is None else (seed, index)) if is_numbered(source) else source
         for index, (name, source) in enumerate(sources.items())
     }
-    for number, ((name, source), weight) in enumerate(zip(read.items(), whole, strict=True)):
-        resumes_with |= {f"weight of source {number} ({name})": weight}
-        resumes_with |= {f"examples of {name}": len(source)} if isinstance(source, _Shuffled) else {}
+    pattern.note(seed, {name: len(source) if isinstance(source, _Shuffled) else None for name, source in read.items()})
     iterated = [name for name, source in read.items() if not isinstance(source, _Shuffled)]
     if not iterated:
-        return MixedExamples(read, pattern, until, resumes_with)
+        return MixedExamples(read, pattern, until)
     if until != "first":
         fix = "leave it out, or give each source a __len__ and __getitem__"
         given = f"until={until!r}, iterables {', '.join(iterated)}"
         raise DataError("`until` must be 'first' for mixtures with iterables", given=given, fix=fix)
-    return MixedStream(read, pattern, resumes_with)
+    return MixedStream(read, pattern)
 
 
 def _whole(weights: Any, names: list[str]) -> list[int]:
@@ -120,6 +117,11 @@ class _Pattern:
         order = np.lexsort((source, (2 * rank + 1) / (2 * self._weights[source])))
         self._sources, self._ranks = source[order], rank[order]
         self._places = [np.flatnonzero(self._sources == index) for index in range(len(weights))]
+
+    def note(self, seed: int | None, sizes: Mapping[str, int | None]) -> None:
+        """Note what must be equal to resume in this mixture; the sizes of iterables are None."""
+        weights = {f"weight of source {i} ({name})": int(self._weights[i]) for i, name in enumerate(sizes)}
+        self.resumes_with = {"seed": seed, **weights, **{f"examples of {name}": size for name, size in sizes.items()}}
 
     def at(self, draw: int) -> tuple[int, int]:
         """Return the source of a draw, and how many draws of this source precede it."""
@@ -167,11 +169,9 @@ def _seed_of(*parts: int) -> int:
 class MixedExamples:
     """The examples of a mixture, by number of the draw."""
 
-    def __init__(
-        self, sources: dict[str, Any], pattern: _Pattern, until: str, resumes_with: Mapping[str, int | None]
-    ) -> None:
+    def __init__(self, sources: dict[str, Any], pattern: _Pattern, until: str) -> None:
         self._names, self._sources, self._pattern = [*sources], [*sources.values()], pattern
-        self.resumes_with = resumes_with
+        self.resumes_with = pattern.resumes_with
         sizes = [len(source) for source in self._sources]
         if until == "first":
             self._length = min(pattern.draw_of(index, size) for index, size in enumerate(sizes))
@@ -202,12 +202,12 @@ class MixedExamples:
 class MixedStream:
     """Examples of a mixture of iterables, which ends with the first of them."""
 
-    def __init__(self, sources: dict[str, Any], pattern: _Pattern, resumes_with: Mapping[str, int | None]) -> None:
-        self._sources, self._pattern, self.resumes_with = sources, pattern, resumes_with
+    def __init__(self, sources: dict[str, Any], pattern: _Pattern) -> None:
+        self._sources, self._pattern, self.resumes_with = sources, pattern, pattern.resumes_with
 
     def __iter__(self) -> MixedIterator:
         """Iterate over one pass of each source."""
-        return MixedIterator(self._sources, self._pattern, self.resumes_with)
+        return MixedIterator(self._sources, self._pattern)
 
     def __repr__(self) -> str:
         return f"<mixture of {', '.join(self._sources)}>"
@@ -216,8 +216,7 @@ class MixedStream:
 class MixedIterator(Iterator[PyTree]):
     """One pass over a mixture of iterables."""
 
-    def __init__(self, sources: dict[str, Any], pattern: _Pattern, resumes_with: Mapping[str, int | None]) -> None:
-        self._resumes_with = resumes_with
+    def __init__(self, sources: dict[str, Any], pattern: _Pattern) -> None:
         self._iterators = {name: ResumableIterator(source, name) for name, source in sources.items()}
         self._names, self._pattern, self._draw = [*sources], pattern, 0
 
@@ -231,16 +230,12 @@ class MixedIterator(Iterator[PyTree]):
     def get_state(self) -> dict[str, Any]:
         """Return the position, as JSON if the states of the sources are."""
         states = {name: one.get_state() for name, one in self._iterators.items()}
-        return {"draw": self._draw, "mixture": {**self._resumes_with}, "sources": states}
+        return {"draw": self._draw, "mixture": {**self._pattern.resumes_with}, "sources": states}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Move to a position.
-
-        Raises:
-            DataError: `state` is not a position in this mixture: sources, weights or the seed differ.
-        """
+        """Move to a position; raises `DataError` if it is of other sources, weights or another seed."""
         check_fields(state, ("draw", "mixture", "sources"), ("draw",))
-        check_same(self._resumes_with, state["mixture"])
+        check_same(self._pattern.resumes_with, state["mixture"])
         check_fields(state["sources"], self._names)
         counts = dict(zip(self._names, self._pattern.counts(state["draw"]), strict=True))
         counted = {name: count for name, count in counts.items() if not self._iterators[name].has_state}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from keras_dist._support.types import PyTree
 from keras_dist.data.conversion import noting
-from keras_dist.data.cursor import check_fields, check_same, resuming
+from keras_dist.data.cursor import check_fields, check_same, resuming, set_state
 from keras_dist.data.packing import SequenceReader, as_example
 from keras_dist.data.resumable import ResumableIterator
 from keras_dist.errors import shorten
@@ -23,7 +24,7 @@ class PackedStream:
 
     def __init__(self, source: Any, reader: SequenceReader, batch_size: int) -> None:
         self._source, self._reader, self._batch_size = source, reader, batch_size
-        self.resumes_with = reader.resumes_with(source)
+        self.resumes_with = {"tokens of a row": reader.length, **getattr(source, "resumes_with", {})}
         self._rows = self._tokens = 0
 
     @property
@@ -62,29 +63,19 @@ class PackedIterator(Iterator[PyTree]):
 
     def __next__(self) -> PyTree:
         state, self._resumed = self._resumed, None
-        if state is None:
-            return next(self._batches)
-        try:
-            return next(self._batches)
-        except IndexError as error:  # of `next_row`, for which the rows must be packed again
-            with resuming("pack", state):
-                raise error
+        with contextlib.nullcontext() if state is None else resuming("pack", state, IndexError):
+            return next(self._batches)  # packs the rows again, of which the state has a number
 
     def get_state(self) -> dict[str, Any]:
         """Return the position, as JSON if the state of the source is."""
         return {"packed": {**self._resumes_with}, **self._batches.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Move to a position.
-
-        Raises:
-            DataError: `state` is not a position in these data.
-        """
-        check_fields(state, ("packed", "parent", "next_row", "counter"), ("next_row", "counter"))
+        """Move to a position; raises `DataError` if it is of other data."""
+        check_fields(state, [*self.get_state()])
         check_same(self._resumes_with, state["packed"])
-        check_fields(state["parent"], ("source", "piece"), ("piece",))
+        set_state(self._batches, {name: value for name, value in state.items() if name != "packed"}, "pack")
         self._resumed = state
-        self._batches.set_state({name: value for name, value in state.items() if name != "packed"})
 
 
 class _Pieces(grain.IterDataset[dict[str, np.ndarray]]):

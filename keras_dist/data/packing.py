@@ -109,10 +109,6 @@ class SequenceReader:
     tokens: str
     loss_mask: str | None
 
-    def resumes_with(self, source: Any) -> dict[str, int | None]:
-        """Return what must be equal to resume: the length of rows, and the recipe of a mixture."""
-        return {"tokens of a row": self.length, **getattr(source, "resumes_with", {})}
-
     def read(self, example: PyTree) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of an example, and their weights."""
         found, weights = self._entry(example, self.tokens), None
@@ -169,7 +165,8 @@ class PackedRows:
     """Rows of packed sequences, by number; `efficiency` is the exact share of tokens that are not padding."""
 
     def __init__(self, source: Any, reader: SequenceReader) -> None:
-        self._source, self._reader, self.resumes_with = source, reader, reader.resumes_with(source)
+        self._source, self._reader = source, reader
+        self.resumes_with = {"tokens of a row": reader.length, **getattr(source, "resumes_with", {})}
         lengths = np.array([len(self._read(number)[0]) for number in range(len(source))], np.int64)
         pieces = _pieces(reader.sizes(lengths), reader.length)
         if not len(pieces):

@@ -84,8 +84,8 @@ def test_forged_states_are_refused(name, kind):
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"names": "ac"}, r"\(b\): missing, .*\(c\): 1\n.*\(b\): 1, .*\(c\): missing"),
-        ({"names": "abc", "weights": (2, 1, 1)}, r"given: +weight of source 2 \(c\): 1\n"),
+        ({"names": "ac"}, r"source 1 \(b\): missing, .*\(c\): 1,.*\n.*\(b\): 1,.* source 1 \(c\): missing"),
+        ({"names": "abc", "weights": (2, 1, 1)}, r"given: +weight of source 2 \(c\): 1, "),
         ({"names": "a", "weights": (1,)}, r"weight of source 1 \(b\): missing"),
         ({"names": "ba"}, r"source 0 \(b\): 2"),
         ({"weights": (1, 5)}, r"source 1 \(b\): 5\n.*source 1 \(b\): 1"),
