@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_dist._support import html_tables
 from keras_dist._support.arguments import argument_error, check_path, is_number
-from keras_dist.callbacks.callback import Callback, Logs
+from keras_dist.callbacks.callback import Callback, Logs, logging_of
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import MissingExtraError, ModelError, shorten
 from keras_dist.saving.drafts import write_file, writing_to
@@ -161,7 +161,8 @@ class CSVLogger(Callback):
             writer.writerow(self._columns)
         row = {"epoch": epoch, **{name: _cell(value) for name, value in values.items()}}
         writer.writerow([row.get(column, "NA") for column in self._columns])
-        self._write("a", text.getvalue())
+        with logging_of(self, OSError):
+            self._write("a", text.getvalue())
 
     def get_state(self) -> dict[str, Any]:
         """Return the columns and the content of the file, which is small."""
