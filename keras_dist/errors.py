@@ -42,7 +42,7 @@ class KerasDistError(Exception):
         for label, text in (("given:", self.given), ("expected:", self.expected), ("fix:", self.fix)):
             if text:
                 lines.append(f"  {label:<9} {text}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class _ErrorOfProblems(KerasDistError):
@@ -182,6 +182,13 @@ class CheckpointWarning(UserWarning):
 
 class LayoutWarning(UserWarning):
     """Arrays are not sharded, because rules had no effect or no distribution is set; or a slow network is used."""
+
+
+def printable(text: str) -> str:
+    """Escape characters that control a terminal, as in names that a file holds."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
 def shorten(value: object) -> str:

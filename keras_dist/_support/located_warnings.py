@@ -8,6 +8,7 @@ import sys
 import warnings
 
 from keras_dist._support.context_variables import with_value
+from keras_dist.errors import printable
 
 # Flax's metaclass calls constructors of modules, JAX calls steps to trace them, and pools call functions
 _SKIPPED = ("keras_dist", "flax", "jax", "concurrent", "contextlib", "functools")
@@ -22,6 +23,7 @@ def each_warning_once() -> contextlib.AbstractContextManager[object]:
 
 def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:
     """Issue a warning for the innermost line that is neither in keras_dist nor in JAX or Flax."""
+    message = printable(message) if isinstance(message, str) else message
     issued = _issued.get()
     if issued is not None and (str(message), category) in issued:
         return

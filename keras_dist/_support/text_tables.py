@@ -10,6 +10,8 @@ import textwrap
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 
+from keras_dist.errors import printable
+
 _LEAST_WIDTH = 40  # [characters] of a table
 _TERMINAL_WIDTH = 80  # of a terminal of unknown width
 _NOTEBOOK_WIDTH = 120  # notebooks wrap longer lines
@@ -65,7 +67,7 @@ class Table:
         line = f"{dash}{cross}{dash}".join(dash * each for each in widths.values())
 
         def row(cells: Sequence[str]) -> list[str]:
-            wrapped = [_wrapped(_printable(cells[index]), each) for index, each in widths.items()]
+            wrapped = [_wrapped(printable(cells[index]), each) for index, each in widths.items()]
             is_number = [self.headers[index] in self.numbers for index in widths]
             return [
                 f" {bar} ".join(
@@ -99,7 +101,7 @@ class Table:
         """Return the smallest readable width of each column, and the width of its longest cell."""
         found: list[tuple[int, int]] = []
         for index, header in enumerate(self.headers):
-            texts = [text for row in (*self.rows, *self.totals) for text in _printable(row[index]).split("\n")]
+            texts = [text for row in (*self.rows, *self.totals) for text in printable(row[index]).split("\n")]
             widest = max(map(_length, texts), default=0)
             least = widest
             if header not in self.numbers and widest > _SHORT:
@@ -170,7 +172,7 @@ def _joined(widths: Iterable[int]) -> int:
 
 def _prose(text: str, width: int | None) -> list[str]:
     """Wrap a text at spaces only, since words are names, rules and code."""
-    lines = _printable(text).split("\n")
+    lines = printable(text).split("\n")
     if width is None:
         return lines
     found: list[str] = []
@@ -220,13 +222,6 @@ def _length(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
-
-
-def _printable(text: str) -> str:
-    """Escape characters that control a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
 def _box() -> str:

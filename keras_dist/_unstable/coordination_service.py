@@ -48,7 +48,7 @@ class CoordinationService:
         self._log, self._said = tempfile.TemporaryFile(), ""  # noqa: SIM115  # closed by shutdown
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # inherited
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, json.dumps(described)],
+            [sys.executable, "-P", __file__, json.dumps(described)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -20,7 +20,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ConfigError
 from keras_dist.models import Model
 from keras_dist.saving.buckets import folder_path
-from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.drafts import write_file
 
 RESOLVED_CONFIG = "run.json"
 """The name of the resolved config beside checkpoints."""
@@ -101,8 +101,7 @@ class _SavedConfig(Callback):
         """Write the file, before the first epoch."""
         if self._run is not None and self._run.checkpoint is not None and job.process_index() == 0:
             place = folder_path(self._run.checkpoint.directory) / RESOLVED_CONFIG
-            with writing_to(place):
-                place.write_text(self._run.to_json(), "utf-8")
+            write_file(place, self._run.to_json())
         self._run = None
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
 from keras_dist._support.arguments import argument_error, check_flags
-from keras_dist.errors import ModelError, shorten, unknown_name_error
+from keras_dist._support.located_warnings import warn
+from keras_dist.errors import ModelError, cause, shorten, unknown_name_error
 from keras_dist.saving import absent
 
 Logs = Mapping[str, float]
@@ -222,3 +223,15 @@ class LambdaCallback(Callback):
                 if name in _HOOKS and not callable(function):
                     raise argument_error(name, function, "a function")
                 setattr(self, name, function)
+
+
+@contextlib.contextmanager
+def logging_of(callback: Any, kind: type[Exception] = Exception) -> Generator[None]:
+    """Enter a context in which an error of a logger is a warning, once: what it logs does not end training."""
+    try:
+        yield
+    except kind as error:
+        name = getattr(callback, "tracker", None) or type(callback).__name__
+        if not getattr(callback, "_has_failed", False):
+            warn(f"{name} cannot log, and training continues: {cause(error)}")
+        callback._has_failed = True

@@ -14,11 +14,11 @@ import numpy as np
 from keras_dist._support import html_tables
 from keras_dist._support.arguments import argument_error, check_path, is_number
 from keras_dist._support.located_warnings import warn
-from keras_dist.callbacks.callback import Callback, Logs
+from keras_dist.callbacks.callback import Callback, Logs, logging_of
 from keras_dist.callbacks.terminate_on_nan import index_hint
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import MissingExtraError, ModelError, shorten
-from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.drafts import write_file, writing_to
 from keras_dist.training.throughput import Timing
 from keras_dist.visualization import plot_curves, plot_history
 from keras_dist.visualization.history import epoch_numbers
@@ -180,28 +180,29 @@ class CSVLogger(Callback):
             writer.writerow(self._columns)
         row = {"epoch": epoch, **{name: _cell(value) for name, value in values.items()}}
         writer.writerow([row.get(column, "NA") for column in self._columns])
-        self._write("a", text.getvalue())
+        with logging_of(self, OSError):
+            self._write("a", text.getvalue())
 
     def get_state(self) -> dict[str, Any]:
         """Return the columns and the content of the file, which is small."""
         if not is_chief():
             return {"columns": self._columns, "text": ""}
-        with writing_to(self.filename), open(self.filename, newline="") as file:
+        with writing_to(self.filename), open(self.filename, newline="", encoding="utf-8") as file:
             return {"columns": self._columns, "text": file.read()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the file as it was after the finished epochs."""
         self._columns = state["columns"]
         if is_chief():
-            self._write("w", state["text"])
+            write_file(self.filename, state["text"])
 
     def _write(self, mode: str, text: str) -> None:
-        with writing_to(self.filename), open(self.filename, mode, newline="") as file:
+        with writing_to(self.filename), open(self.filename, mode, newline="", encoding="utf-8") as file:
             file.write(text)
 
     def _is_empty_or_fits(self, columns: list[str]) -> bool:
         """Return whether the file is empty; raise if it has other columns."""
-        with writing_to(self.filename), open(self.filename, newline="") as file:
+        with writing_to(self.filename), open(self.filename, newline="", encoding="utf-8") as file:
             if not os.fstat(file.fileno()).st_size:
                 return True
             found = next(csv.reader(file, delimiter=self.separator), [])

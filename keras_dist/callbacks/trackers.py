@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from keras_dist._support.extras import import_extra
-from keras_dist.callbacks.callback import Callback, Logs, Mode
+from keras_dist.callbacks.callback import Callback, Logs, Mode, logging_of
 from keras_dist.callbacks.learning_rates import labelled, log_rates
 from keras_dist.callbacks.tensorboard import TensorBoard, checked_frequency
 from keras_dist.distribution.jobs.job import is_chief
@@ -95,6 +95,7 @@ class Tracker(Callback):
 
     Logs and learning rates are logged with the number of steps; configuration and layouts of the weights at the begin.
     A training that `BackupAndRestore` resumes continues its run. In a job of several processes, the first process logs.
+    An error of the tracker after the begin of its run is a warning, once, and training continues.
 
     Args:
         tracker: name of the tracker; `register_tracker` adds one.
@@ -184,7 +185,8 @@ class Tracker(Callback):
     def on_train_exit(self, error: BaseException | None) -> None:
         run, self._run = self._run, None
         if run is not None:
-            run.finish(failed=error is not None)
+            with logging_of(self):
+                run.finish(failed=error is not None)
 
     def _log(self, values: Mapping[str, Any]) -> None:
         """Log scalars, and arrays element by element."""
@@ -194,7 +196,8 @@ class Tracker(Callback):
             for index in np.ndindex(array.shape):
                 found["_".join([name, *map(str, index)])] = float(array[index])
         if self._run is not None:
-            self._run.log(found, self._steps)
+            with logging_of(self):
+                self._run.log(found, self._steps)
 
     def _experiment(self) -> Experiment:
         plan = self.model.layout_plan

@@ -171,6 +171,7 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
         [('step_00000000', True)]
     """
     path = refreshed(folder_path(check_path("path", path, "states", CheckpointError)))
+    path = path.resolve() if os.path.islink(path) else path  # others are not followed
     if not path.is_dir():
         summary = f"examine: {str(path)!r} is {'a file' if path.exists() else 'not there'}"
         fix = "the directory that CheckpointManager or BackupAndRestore was given, or a folder of Model.save"
@@ -212,6 +213,8 @@ def _examined(folder: pathlib.Path) -> SavedState:
     name = absolute(folder).name
     if not folder.is_dir():
         return SavedState(name, (f"{name} is a file",))
+    if os.path.islink(folder) and folder.resolve().parent != folder.parent.resolve():
+        return SavedState(name, ("is a link to another place, which is not followed",))
     problems = manifest.damage_of(folder)
     files = files_below(folder)
     documents = sorted(name.removesuffix(".json") for name in files if "/" not in name and name.endswith(".json"))

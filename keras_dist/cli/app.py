@@ -20,7 +20,7 @@ from keras_dist.cli.commands import convert, devices, doctor, migrate, train
 from keras_dist.cli.demo import demo
 from keras_dist.cli.launch import LaunchCommand, launch
 from keras_dist.cli.planning import auto, check, explain, plan
-from keras_dist.errors import KerasDistError
+from keras_dist.errors import KerasDistError, printable
 
 USAGE, FAILURE = 2, 3
 _LARGEST_OWN = 3  # largest code of commands; larger codes come from training that a signal ended
@@ -60,8 +60,6 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command in the arguments of this process, and exit with its code."""
-    if not sys.flags.safe_path:
-        sys.path.insert(0, "")  # as `python -m`: configs name modules of the current folder
     app(prog_name="keras-dist")
 
 
@@ -95,7 +93,7 @@ def _add(act: Callable[..., int], **options: Any) -> None:
                 traceback.print_exc()
             else:
                 hint = "" if is_ours else "\n(--debug shows the traceback)"
-                sys.stderr.write(f"{type(error).__name__}: {error}{hint}\n")
+                sys.stderr.write(printable(f"{type(error).__name__}: {error}{hint}\n"))
             raise typer.Exit(USAGE if is_ours else FAILURE) from error
         except SystemExit as ended:  # of code that a config names, not one of the codes above
             if isinstance(ended.code, int) and ended.code > _LARGEST_OWN:

@@ -58,10 +58,18 @@ def of_config(toml: str, config: pathlib.Path) -> str:
     return yaml.safe_dump(tomllib.loads(toml), sort_keys=False, default_flow_style=None).rstrip()
 
 
-def load(path: pathlib.Path, mesh: str | None, settings: Sequence[str] | None) -> RunConfig:
+def find_programs() -> None:
+    """Let a config name modules of the current folder, as `python -m` does; other commands run nothing in it."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, "")
+
+
+def load(path: pathlib.Path, mesh: str | None, settings: Sequence[str] | None, is_ours: bool = False) -> RunConfig:
     """Return the config of a run, with the values of the options."""
     from keras_dist import config
 
+    if not is_ours:
+        find_programs()
     return config.load(path, overrides(mesh, settings))
 
 

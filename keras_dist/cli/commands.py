@@ -9,7 +9,18 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from keras_dist.cli.arguments import AsJson, Config, Fake, Mesh, Settings, load, show, show_toml, to_stderr
+from keras_dist.cli.arguments import (
+    AsJson,
+    Config,
+    Fake,
+    Mesh,
+    Settings,
+    find_programs,
+    load,
+    show,
+    show_toml,
+    to_stderr,
+)
 
 
 def train(
@@ -91,6 +102,7 @@ def migrate(
     if ":" in source and not os.path.exists(source):
         from keras_dist import assembly
 
+        find_programs()
         with to_stderr():
             layout_map = assembly.imported(source, "MAP")
     known: dict[str, Any] = {}

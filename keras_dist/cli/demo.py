@@ -17,7 +17,7 @@ def demo(mesh: Mesh = None, settings: Settings = None) -> int:
 
     The default mesh is 2x4, of eight fake CPU devices. The exit code is 1 if the test accuracy is below 95 percent.
     """
-    config = load(CONFIG, mesh, settings)
+    config = load(CONFIG, mesh, settings, is_ours=True)
     from keras_dist.cli import digits
 
     if digits.train(config, DEVICES) < REQUIRED_ACCURACY:

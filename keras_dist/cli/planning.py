@@ -16,6 +16,7 @@ from keras_dist.cli.arguments import (
     Config,
     Mesh,
     Settings,
+    find_programs,
     load,
     of_config,
     overrides,
@@ -155,6 +156,7 @@ def check(
     from keras_dist.errors import KerasDistError
 
     report = None
+    find_programs()
     with to_stderr():
         run, wrong = load_valid(config, overrides(mesh, settings))
         inputs, errors = (None, []) if run is None else valid_inputs(run, target)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from keras_dist.cli import process_tree
 from keras_dist.cli.local_process import LocalProcess, print_line
 from keras_dist.cli.nodes import NodePosition
+from keras_dist.errors import printable
 
 _POLL_S = 0.1
 _MOMENT_S = 2.0  # time for processes that raise the same error to exit
@@ -248,7 +249,7 @@ class Supervisor:
             time.sleep(_POLL_S)
 
     def _say(self, text: str) -> None:
-        print_line(f"launch: {text}", sys.stderr)
+        print_line(printable(f"launch: {text}"), sys.stderr)
 
     def _write_report(self) -> None:
         if self._report is not None and self._job.place.rank == 0:

@@ -16,6 +16,7 @@ from keras_dist.config.problems import show
 from keras_dist.errors import ConfigError, did_you_mean, nearest
 
 LIMIT_BYTES = 2**17
+_LIMIT_MERGED = 2**13
 
 
 def read_table(file: Path, what: str = "a config file") -> dict[Any, Any]:
@@ -118,6 +119,18 @@ class _Loader(yaml.SafeLoader):
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
                 seen.add((key.tag, key.value))
         return node
+
+    merged = 0  # pairs by merge keys, which nest
+
+    def flatten_mapping(self, node: Any) -> None:
+        for key, value in [pair for pair in node.value if pair[0].tag == "tag:yaml.org,2002:merge"]:
+            for one in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if isinstance(one, yaml.MappingNode):
+                    self.flatten_mapping(one)
+                    self.merged += len(one.value)
+                if self.merged > _LIMIT_MERGED:
+                    raise yaml.MarkedYAMLError(problem="merge keys have too many values", problem_mark=key.start_mark)
+        super().flatten_mapping(node)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:

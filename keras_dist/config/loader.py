@@ -30,7 +30,7 @@ from keras_dist.config.problems import (
 from keras_dist.config.schema import RunConfig
 from keras_dist.errors import ConfigError, MeshError, with_type
 
-_LIMIT_FILES, _LIMIT_DEPTH, _LIMIT_VALUES = 16, 32, 2**15
+_LIMIT_FILES, _LIMIT_DEPTH, _LIMIT_VALUES, _LIMIT_BITS = 16, 32, 2**15, 64
 _SHAPES = (("mesh", "shape"), ("mesh", "dcn_shape"))
 _COMPONENTS = (("model",), ("data",), ("optimizer",), ("training", "loss"))
 _VARIABLE = re.compile(r"\$\$(?=\{)|\$\{([A-Za-z_]\w*)(?::-([^}$]*))?\}|\$\{")
@@ -190,9 +190,12 @@ class _Settings:
     def _filled(self, value: Any, loc: Loc, source: str) -> Any:
         """Copy a value, and replace environment variables in it."""
         self._values += 1  # aliases of YAML can stand for any number of values, or for themselves
-        if len(loc) > _LIMIT_DEPTH or self._values > _LIMIT_VALUES:
+        is_large = isinstance(value, int) and value.bit_length() > _LIMIT_BITS
+        if is_large or len(loc) > _LIMIT_DEPTH or self._values > _LIMIT_VALUES:
             allowed = f"at most {_LIMIT_DEPTH} tables and lists in each other, and {_LIMIT_VALUES:,} values"
+            allowed += f", integers of at most {_LIMIT_BITS} bits"
             what = "is nested too deeply" if len(loc) > _LIMIT_DEPTH else "has too many values"
+            what = "is too large" if is_large else what
             raise config_error(source, [Problem(loc, what, show(value), allowed, "keep data in separate files")])
         if isinstance(value, str):
             whole, text = _VARIABLE.fullmatch(value), self._with_variables(value, loc, source)

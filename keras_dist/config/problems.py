@@ -131,8 +131,11 @@ def show(value: object, *, with_type: bool = False) -> str:
     """Return `value` as text of a config file, shortened; with its type: `"4" (a string)`."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError):  # keys that are not strings, or a value that contains itself
-        text = reprlib.repr(value)
+    except (TypeError, ValueError, RecursionError):  # keys that are not strings, or a value that contains itself
+        try:
+            text = reprlib.repr(value)
+        except ValueError:
+            text = "an integer of more than 4,300 digits"
     text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     return f"{text} ({_TYPES[type(value)]})" if with_type and type(value) in _TYPES else text
 

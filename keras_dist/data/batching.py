@@ -13,7 +13,7 @@ import jax
 
 from keras_dist._support.located_warnings import warn
 from keras_dist.data.batch import Batch, stacked
-from keras_dist.data.cursor import Cursor
+from keras_dist.data.cursor import Cursor, check_same
 from keras_dist.data.source import RowSource
 from keras_dist.data.streams import KeptSource, StreamSource, shown_skipping
 from keras_dist.distribution.jobs.process_rows import HostSlice
@@ -97,8 +97,16 @@ class Batching:
             key = pass_key(shuffle_key, span.began)
             yield epoch, self.source.batches(self.batch_size, multiple_of, key, stack, span.batches, share)
 
-    def state(self) -> None:
-        """Return None, since the index of a batch is sufficient to resume."""
+    def state(self) -> dict[str, int | None] | None:
+        """Return properties that must be equal to resume; the index of a batch is the position."""
+        return self.source.resumes_with or None
+
+    def check_position(self, start: Cursor) -> None:
+        """Check that these batches have a position; raises `DataError`."""
+        batch = min(start.batch, self.batches)
+        place = {"finished batches": batch, "finished rows": min(batch * self.batch_size, self.source.length)}
+        check_same(place, {"finished batches": start.batch, "finished rows": start.rows})
+        check_same(self.source.resumes_with if start.batch else {}, start.source)
 
     def check_passes(self, count: int) -> None:
         """Do nothing, since examples can be read any number of times."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
 from keras_dist._support.arguments import is_int
-from keras_dist.errors import DataError, shorten
+from keras_dist.errors import DataError, KerasDistError, cause, shorten
+
+_MOST = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +46,58 @@ class Cursor:
         Raises:
             DataError: `state` is not such a result.
         """
+        shuffled = isinstance(state, Mapping) and state.get("seed") is not None
         names = [field.name for field in dataclasses.fields(cls)]
-        is_dict = isinstance(state, Mapping) and set(state) == set(names)
-        counts = [] if not is_dict else [state["epoch"], state["batch"], state["rows"]]
-        if not counts or not all(is_int(count, 0) for count in [*counts, state["seed"] or 0]):
-            fix = f"pass the result of `get_state()`: a dict of {', '.join(names)}, integers of at least 0"
-            raise DataError("`state` must be the position of a run over data", given=shorten(state), fix=fix)
+        check_fields(state, names, names[: 4 if shuffled else 3])
         return cls(**state)
+
+
+def check_fields(state: Any, names: Collection[str], counts: Collection[str] = ()) -> None:
+    """Check that a state is a dict of these names, of which `counts` are integers of at least 0."""
+    is_dict = isinstance(state, Mapping) and {*state} == {*names}
+    if not is_dict or not all(is_int(state[name], 0, _MOST) for name in counts):
+        fix = f"pass the result of `get_state()`: a dict of {', '.join(names)}"
+        fix += f", of which {', '.join(counts)} are integers of at least 0" if counts else ""
+        raise DataError("`state` must be the position of a run over data", given=shorten(state), fix=fix)
+
+
+def check_same(data: Mapping[str, int | None], saved: Any) -> None:
+    """Check that the data of a saved position had these properties, such as the weights of a mixture."""
+    saved = {} if saved is None else saved if isinstance(saved, Mapping) else {"state": saved}
+    if different := [name for name in {**saved, **data} if name not in saved or saved[name] != data.get(name, saved)]:
+        raise DataError(
+            "the data differ from the data of the saved position",
+            given=", ".join(f"{name}: {data.get(name, 'missing')}" for name in different),
+            expected=", ".join(f"{name}: {shorten(saved[name]) if name in saved else 'missing'}" for name in different),
+            fix="resume with the same sources, weights and sizes, or begin a new run",
+        )
+
+
+def check_like(state: Any, like: Any) -> None:
+    """Check that a state has the names of another state of the same iterator of grain, and integers where it has."""
+    if isinstance(like, Mapping):
+        counts = [name for name, value in like.items() if is_int(value, 0)]
+        check_fields(state, [*like], counts)
+        for name, value in like.items():
+            check_like(state[name], value)
+
+
+def set_state(iterator: Any, state: Any, data: str) -> None:
+    """Set an iterator to a saved state; errors name the data."""
+    with resuming(data, state):
+        if type(iterator).__module__.startswith("grain."):  # which itself checks little
+            check_like(state, iterator.get_state())
+        iterator.set_state(state)
+
+
+@contextlib.contextmanager
+def resuming(data: str, state: Any, kind: type[Exception] = Exception) -> Generator[None]:
+    """Enter a context in which a saved state is used; errors name the data."""
+    try:
+        yield
+    except KerasDistError:
+        raise
+    except kind as error:
+        fix = "resume with the same data, or begin a new run"
+        given = f"{cause(error)}; state {shorten(state)}"
+        raise DataError(f"{data} cannot resume at the saved position", given=given, fix=fix) from error

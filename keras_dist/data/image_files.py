@@ -16,7 +16,7 @@ from keras_dist._support.extras import import_extra
 from keras_dist._support.located_warnings import warn
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import DataError, cause, shorten, unreadable
-from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.drafts import replacing
 from keras_dist.saving.regular_files import read_regular
 
 _MODES = {"grayscale": "L", "rgb": "RGB", "rgba": "RGBA"}
@@ -124,8 +124,8 @@ def save_img(
     if img.mode == "RGBA" and file_format == "jpeg":
         warn("JPEG has no transparency: the image is written as RGB")
         img = img.convert("RGB")
-    with writing_to(path) if isinstance(path, str | os.PathLike) else contextlib.nullcontext():
-        img.save(path, format=file_format, **kwargs)
+    with replacing(path) if isinstance(path, str | os.PathLike) else contextlib.nullcontext(path) as place:
+        img.save(place, format=file_format, **kwargs)
 
 
 def read_image(

@@ -70,6 +70,7 @@ class DataLoader:
                     fix = f"leave out {argument}, and let the source make other batches"
                     raise DataError(f"`{argument}` cannot be used with a source of batches", given=given, fix=fix)
             self._examples = Streaming(source)
+        self.resumes_with = source.resumes_with
         seed = check_int("seed", seed, 0, error=DataError)
         self._seed = seed if shuffle else None
         self._epoch = 0
@@ -92,7 +93,9 @@ class DataLoader:
         return LoaderIterator(self, cursor)
 
     def batches_from(self, start: Cursor) -> Iterator[Batch]:
-        """Yield the batches of an epoch from `start` on."""
+        """Yield the batches of an epoch from `start` on; raises `DataError` for a position in other data."""
+        if isinstance(self._examples, Batching):  # iterators check their states
+            self._examples.check_position(start)
         self._epoch = start.epoch + 1
         key = None if start.seed is None else (start.seed,)
         for _, batches in self._examples.epochs(range(start.epoch, start.epoch + 1), 1, key, start=start):

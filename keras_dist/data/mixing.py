@@ -18,6 +18,7 @@ import numpy as np
 from keras_dist._support.arguments import argument_error, check_int, check_option, is_int, is_number
 from keras_dist._support.types import PyTree
 from keras_dist.data.conversion import noting
+from keras_dist.data.cursor import check_fields, check_same
 from keras_dist.data.resumable import ResumableIterator, check_source, is_numbered
 from keras_dist.errors import DataError, shorten
 
@@ -73,6 +74,7 @@ def mix(
         name: _Shuffled(name, source, None if seed is None else (seed, index)) if is_numbered(source) else source
         for index, (name, source) in enumerate(sources.items())
     }
+    pattern.note(seed, {name: len(source) if isinstance(source, _Shuffled) else None for name, source in read.items()})
     iterated = [name for name, source in read.items() if not isinstance(source, _Shuffled)]
     if not iterated:
         return MixedExamples(read, pattern, until)
@@ -116,6 +118,11 @@ class _Pattern:
         order = np.lexsort((source, (2 * rank + 1) / (2 * self._weights[source])))
         self._sources, self._ranks = source[order], rank[order]
         self._places = [np.flatnonzero(self._sources == index) for index in range(len(weights))]
+
+    def note(self, seed: int | None, sizes: Mapping[str, int | None]) -> None:
+        """Note what must be equal to resume in this mixture; the sizes of iterables are None."""
+        weights = {f"weight of source {i} ({name})": int(self._weights[i]) for i, name in enumerate(sizes)}
+        self.resumes_with = {"seed": seed, **weights, **{f"examples of {name}": size for name, size in sizes.items()}}
 
     def at(self, draw: int) -> tuple[int, int]:
         """Return the source of a draw, and how many draws of this source precede it."""
@@ -165,6 +172,7 @@ class MixedExamples:
 
     def __init__(self, sources: dict[str, Any], pattern: _Pattern, until: str) -> None:
         self._names, self._sources, self._pattern = [*sources], [*sources.values()], pattern
+        self.resumes_with = pattern.resumes_with
         sizes = [len(source) for source in self._sources]
         if until == "first":
             self._length = min(pattern.draw_of(index, size) for index, size in enumerate(sizes))
@@ -196,7 +204,7 @@ class MixedStream:
     """Examples of a mixture of iterables, which ends with the first of them."""
 
     def __init__(self, sources: dict[str, Any], pattern: _Pattern) -> None:
-        self._sources, self._pattern = sources, pattern
+        self._sources, self._pattern, self.resumes_with = sources, pattern, pattern.resumes_with
 
     def __iter__(self) -> MixedIterator:
         """Iterate over one pass of each source."""
@@ -222,10 +230,17 @@ class MixedIterator(Iterator[PyTree]):
 
     def get_state(self) -> dict[str, Any]:
         """Return the position, as JSON if the states of the sources are."""
-        return {"draw": self._draw, "sources": {name: one.get_state() for name, one in self._iterators.items()}}
+        states = {name: one.get_state() for name, one in self._iterators.items()}
+        return {"draw": self._draw, "mixture": {**self._pattern.resumes_with}, "sources": states}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Move to a position."""
+        """Move to a position; raises `DataError` if it is of other sources, weights or another seed."""
+        check_fields(state, ("draw", "mixture", "sources"), ("draw",))
+        check_same(self._pattern.resumes_with, state["mixture"])
+        check_fields(state["sources"], self._names)
+        counts = dict(zip(self._names, self._pattern.counts(state["draw"]), strict=True))
+        counted = {name: count for name, count in counts.items() if not self._iterators[name].has_state}
+        check_same(counted, {name: state["sources"][name] for name in counted})
         self._draw = state["draw"]
         for name, iterator in self._iterators.items():
             iterator.set_state(state["sources"][name])

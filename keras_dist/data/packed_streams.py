@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import grain
@@ -9,6 +11,7 @@ import numpy as np
 
 from keras_dist._support.types import PyTree
 from keras_dist.data.conversion import noting
+from keras_dist.data.cursor import check_fields, check_same, resuming, set_state
 from keras_dist.data.packing import SequenceReader, as_example
 from keras_dist.data.resumable import ResumableIterator
 from keras_dist.errors import shorten
@@ -21,6 +24,7 @@ class PackedStream:
 
     def __init__(self, source: Any, reader: SequenceReader, batch_size: int) -> None:
         self._source, self._reader, self._batch_size = source, reader, batch_size
+        self.resumes_with = {"tokens of a row": reader.length, **getattr(source, "resumes_with", {})}
         self._rows = self._tokens = 0
 
     @property
@@ -28,7 +32,7 @@ class PackedStream:
         """Share of tokens that are not padding, exact for the rows read so far; 0 before the first."""
         return self._tokens / max(self._rows * self._reader.length, 1)
 
-    def __iter__(self) -> grain.DatasetIterator[PyTree]:
+    def __iter__(self) -> PackedIterator:
         """Iterate over one pass; the iterator has `get_state` and `set_state`."""
         length = self._reader.length
         packed = grain.experimental.FirstFitPackIterDataset(
@@ -39,7 +43,7 @@ class PackedStream:
             meta_features=["weights"],
             padding_struct={"tokens": self._reader.pad_id, "weights": 0},
         )
-        return iter(packed.map(self._counted).batch(self._batch_size))
+        return PackedIterator(iter(packed.map(self._counted).batch(self._batch_size)), self.resumes_with)
 
     def _counted(self, row: dict[str, np.ndarray]) -> PyTree:
         segments = row["tokens_segment_ids"]
@@ -48,6 +52,30 @@ class PackedStream:
 
     def __repr__(self) -> str:
         return f"<rows of {self._reader.length} tokens, packed from {shorten(self._source)}>"
+
+
+class PackedIterator(Iterator[PyTree]):
+    """One pass over the batches."""
+
+    def __init__(self, batches: grain.DatasetIterator[PyTree], resumes_with: Mapping[str, int | None]) -> None:
+        self._batches, self._resumes_with = batches, resumes_with
+        self._resumed: Any = None
+
+    def __next__(self) -> PyTree:
+        state, self._resumed = self._resumed, None
+        with contextlib.nullcontext() if state is None else resuming("pack", state, IndexError):
+            return next(self._batches)  # packs the rows again, of which the state has a number
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the position, as JSON if the state of the source is."""
+        return {"packed": {**self._resumes_with}, **self._batches.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Move to a position; raises `DataError` if it is of other data."""
+        check_fields(state, [*self.get_state()])
+        check_same(self._resumes_with, state["packed"])
+        set_state(self._batches, {name: value for name, value in state.items() if name != "packed"}, "pack")
+        self._resumed = state
 
 
 class _Pieces(grain.IterDataset[dict[str, np.ndarray]]):
@@ -94,4 +122,6 @@ class _PiecesIterator(grain.DatasetIterator[dict[str, np.ndarray]]):
         self._sequences.set_state(state["source"])
         self._before, self._pieces, self._next = state["source"], [], 0
         if state["piece"]:
-            self._pieces, self._next = self._read(), state["piece"]
+            with resuming("pack", state):
+                self._pieces, self._next = self._read(), state["piece"]
+                self._pieces[self._next]  # the piece that follows

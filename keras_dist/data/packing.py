@@ -179,6 +179,7 @@ class PackedRows:
 
     def __init__(self, source: Any, reader: SequenceReader) -> None:
         self._source, self._reader = source, reader
+        self.resumes_with = {"tokens of a row": reader.length, **getattr(source, "resumes_with", {})}
         lengths = np.array([len(self._read(number)[0]) for number in range(len(source))], np.int64)
         pieces = _pieces(reader.sizes(lengths), reader.length)
         if not len(pieces):

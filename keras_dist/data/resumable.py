@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from keras_dist._support.arguments import argument_error
+from keras_dist._support.arguments import argument_error, is_int
 from keras_dist._support.types import PyTree
+from keras_dist.data.cursor import resuming, set_state
 from keras_dist.data.streams import skipped
 from keras_dist.errors import DataError
 
@@ -41,7 +42,7 @@ class ResumableIterator(Iterator[PyTree]):
     def __init__(self, source: Any, title: str) -> None:
         self._source, self._title, self._count = source, title, 0
         self._elements: Any = self._from(0)
-        self._has_state = all(hasattr(self._elements, name) for name in ("get_state", "set_state"))
+        self.has_state = all(hasattr(self._elements, name) for name in ("get_state", "set_state"))
 
     def _from(self, start: int) -> Iterator[PyTree]:
         if is_numbered(self._source):
@@ -56,11 +57,14 @@ class ResumableIterator(Iterator[PyTree]):
 
     def get_state(self) -> Any:
         """Return the state of the iterator of the source, or the number of elements that were read."""
-        return self._elements.get_state() if self._has_state else self._count
+        return self._elements.get_state() if self.has_state else self._count
 
     def set_state(self, state: Any) -> None:
         """Move to a position; iterators without a state read their elements again and drop them."""
-        if self._has_state:
-            self._elements.set_state(state)
-        else:
+        if self.has_state:
+            set_state(self._elements, state, self._title)
+            return
+        with resuming(self._title, state):
+            if not is_int(state, 0, len(self._source) if is_numbered(self._source) else sys.maxsize):
+                raise ValueError("the state must be the number of elements that were read")
             self._elements, self._count = self._from(state), state

@@ -43,6 +43,11 @@ class DataSource:
         """The inputs in `like`."""
         return self.like[0]
 
+    @property
+    def resumes_with(self) -> dict[str, int | None]:
+        """Properties of the dataset that must be equal to resume within an epoch, such as the weights of a mixture."""
+        return dict(getattr(getattr(self, "_dataset", None), "resumes_with", {}))
+
     def check_targets(self) -> None:
         """Raise a `DataError` if targets are missing."""
         check_targets(self.like, self.name, self.way_of_targets)

@@ -33,6 +33,7 @@ from keras_dist.data.conversion import (
     noting,
     weights_of_classes,
 )
+from keras_dist.data.cursor import set_state
 from keras_dist.data.source import DataSource, order_of, register_source
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.jobs.process_rows import HostSlice
@@ -208,7 +209,7 @@ class IterableSource(StreamSource):
         self._passing = iter(self._dataset)
         if state is None or not hasattr(self._passing, "set_state"):
             return skipped(self._passing, skip, self.title)
-        self._passing.set_state(state)
+        set_state(self._passing, state, self.title)
         return self._passing
 
     def state(self) -> Any:
@@ -343,8 +344,10 @@ def _empty(title: str, fix: str = _CHECK_PATH) -> DataError:
 
 def skipped(batches: Iterator[PyTree], count: int, title: str) -> Iterator[PyTree]:
     """Skip the first `count` batches, with a progress bar."""
-    for _ in shown_skipping(itertools.islice(batches, count), count, title):
-        pass
+    found = sum(1 for _ in shown_skipping(itertools.islice(batches, count), count, title))
+    if found < count:
+        fix = "resume with the same data, or begin a new run"
+        raise DataError("the data end before the saved position", given=f"{found} of {count} of {title}", fix=fix)
     return batches
 
 

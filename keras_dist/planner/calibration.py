@@ -21,7 +21,7 @@ from keras_dist.errors import ModelError
 from keras_dist.planner.plan_snapshots import read_file
 from keras_dist.planner.report import PlanReport
 from keras_dist.planner.roofline import Roofline
-from keras_dist.saving.drafts import write_text
+from keras_dist.saving.drafts import write_file
 from keras_dist.training.throughput import Timing
 
 Resource = Literal["compute", "memory", "communication"]
@@ -162,7 +162,7 @@ def calibrate(history: Any, report: PlanReport, path: str | os.PathLike[str] | N
         kept = (*before.measurements, *found.measurements)[-_MOST_MEASUREMENTS:]
         found = dataclasses.replace(found, measurements=kept)
     if is_chief():
-        write_text(file, _FILE.dump_json(found, indent=1).decode() + "\n")
+        write_file(file, _FILE.dump_json(found, indent=1).decode() + "\n")
     return found
 
 

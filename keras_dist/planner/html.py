@@ -19,7 +19,7 @@ from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import layout_html, render_axes, render_bytes, render_seconds, render_shape
 from keras_dist.distribution.shards import picture_of
-from keras_dist.saving.drafts import write_text
+from keras_dist.saving.drafts import write_file
 
 if TYPE_CHECKING:
     from keras_dist.distribution.lint import Problem
@@ -82,7 +82,7 @@ def write_page(report: PlanReport, path: str | os.PathLike[str]) -> None:
     """Write `page_of(report)` to a file, in the first process of a job."""
     place = pathlib.Path(check_path("path", path, "plan.html"))
     if is_chief():
-        write_text(place, page_of(report))
+        write_file(place, page_of(report))
 
 
 def page_of(report: PlanReport) -> str:

@@ -21,7 +21,7 @@ from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_axes, render_bytes, render_shape
 from keras_dist.errors import PlanError, PlanFileError
 from keras_dist.planner.report import PlanReport
-from keras_dist.saving.drafts import write_text
+from keras_dist.saving.drafts import write_file
 from keras_dist.saving.regular_files import open_regular
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ def assert_plan(report: PlanReport, path: str | os.PathLike[str], *, update: boo
     now = _Snapshot(mesh=report.state.mesh.axis_sizes, arrays={row.path: _placement_of(row) for row in rows})
     if os.environ.get(UPDATE_VARIABLE) == "1" if update is None else update:
         if is_chief():
-            write_text(file, _text_of(now))
+            write_file(file, _text_of(now))
         return
     if lines := _differences(_read(file), now):
         shown = [*lines[:_MOST_LINES], *[f"... and {len(lines) - _MOST_LINES} more"] * (len(lines) > _MOST_LINES)]

@@ -8,7 +8,8 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +19,10 @@ from keras_dist._support.arguments import argument_error, check_kind, check_opti
 from keras_dist._support.types import DTypeLike
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
+from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import ConfigError, FileMissingError, ModelError, cause, shorten
 from keras_dist.mixed_precision import DTypePolicy
+from keras_dist.models.initialization import weights_checked
 from keras_dist.pretrained.config import IMPLEMENTATIONS, DecoderConfig, EncoderConfig, NetworkConfig
 from keras_dist.pretrained.decoder import Decoder
 from keras_dist.pretrained.encoder import Encoder
@@ -28,6 +31,7 @@ from keras_dist.pretrained.weight_maps import weight_map
 from keras_dist.saving.regular_files import read_regular
 from keras_dist.saving.tensor_format import SUFFIX, index_path
 from keras_dist.saving.tensor_reader import TensorReader
+from keras_dist.storage.weights_files import check_fits
 
 CONFIG = "config.json"
 
@@ -111,21 +115,25 @@ def load(
     rules = _rules(ignore)
     config = _with_options(read_config(folder), attention, capacity_factor)
     asked, options = current_distribution(), {"dtype": dtype, "scan": scan, "remat": remat}
+    file = _file_in(folder)
+    names = TensorReader("load", file).shapes
+
+    def check(specs: Sequence[VariableSpec]) -> None:
+        wanted = [spec for spec in specs if spec.role not in ("rng", "counter")]
+        described: Any = types.SimpleNamespace(config=config, weights=wanted)
+        check_fits(config.family, wanted, file, weight_map(described, rules, names))
+
     if asked is not None and asked.is_searched:
         asked, is_short = _found(asked, config, options)
         options["remat"] = remat or is_short
-    with contextlib.nullcontext() if asked is None else asked.scope():
-        model = _network(config, **options, initializer="zeros")
-        model.build()
-    model._arguments["initializer"] = None  # of a copy
     try:
-        model.load_weights(folder, weight_map=weight_map(model, rules, _names_in(folder)))
+        with contextlib.nullcontext() if asked is None else asked.scope(), weights_checked(check):
+            model = _network(config, **options, initializer="zeros")
+            model.build()
+        model._arguments["initializer"] = None  # of a copy
+        model.load_weights(folder, weight_map=weight_map(model, rules, names))
     except ModelError as error:
-        if "strict" in error.fix:
-            error.fix = (
-                "give the folder of a network like the one in config.json; arrays that are not needed, such as other "
-                r"heads, are left out by load(ignore=(r'classifier\..*',))"
-            )
+        error.fix = _FIX if "strict" in error.fix else error.fix
         raise
     return model
 
@@ -219,14 +227,20 @@ def _found(auto: Any, config: NetworkConfig, options: Mapping[str, Any]) -> tupl
     return found.distribution, found.best.remat is not None
 
 
-def _names_in(folder: str | os.PathLike[str]) -> Iterable[str]:
-    """Return the names of the arrays in a folder."""
+_FIX = (
+    "give the folder of a network like the one in config.json; arrays that are not needed, such as other heads, "
+    r"are left out by load(ignore=(r'classifier\..*',))"
+)
+
+
+def _file_in(folder: str | os.PathLike[str]) -> pathlib.Path:
+    """Return the file of weights in a folder, or their index."""
     path = pathlib.Path(folder) / f"model{SUFFIX}"
     if not path.exists() and not index_path(path).exists():
         given = f"{path.name} and {index_path(path).name} are missing; the folder holds {_content(path.parent)}"
         fix = "copy the files of weights; other forms are written as safetensors by save_pretrained of transformers"
         raise FileMissingError(f"{str(folder)!r} has no weights", given=given, fix=fix)
-    return TensorReader("load", path).shapes
+    return path if path.exists() else index_path(path)
 
 
 def _rules(ignore: Any) -> Sequence[str]:

@@ -23,8 +23,8 @@ _DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+(?:-\d+)?")
 
 _MOST_DRAFTS = 1000  # drafts of one place by one process at a time
 
-_SYSTEM = re.compile(r"\bos[ _]error(?:_code)?[ =']*(?P<number>\d+)", re.IGNORECASE)
-"""The number of a system error in messages of safetensors and tensorstore."""
+_SYSTEM = re.compile(r"\b(?:os[ _]error(?:_code)?|errno)[ =']*(?P<number>\d+)", re.IGNORECASE)
+"""The number of a system error in messages of safetensors, tensorstore and HDF5."""
 
 
 @contextlib.contextmanager
@@ -51,10 +51,29 @@ def writing_to(place: str | os.PathLike[str]) -> Generator[None]:
         raise raised from error
 
 
-def write_text(place: pathlib.Path, text: str) -> None:
-    """Write a text file; system errors name the path."""
+def write_file(place: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file; if that fails, an earlier one stays as it was. System errors name the path."""
+    with replacing(place) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def replacing(place: str | os.PathLike[str]) -> Generator[pathlib.Path]:
+    """Yield the path of a new file that replaces `place` once it is complete; system errors name `place`."""
     with writing_to(place):
-        place.write_text(text, encoding="utf-8")
+        if os.path.exists(place) and not os.path.isfile(place) and not os.path.isdir(place):
+            yield pathlib.Path(place)  # a device or a pipe
+            return
+        target = pathlib.Path(os.path.realpath(place))
+        if target.is_file() and not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
+        with draft_of(target) as folder:
+            draft = folder / target.name
+            yield draft
+            if target.is_file():
+                shutil.copymode(target, draft)
+            sync(draft)  # some file systems report a full disk only here
+            os.replace(draft, target)
 
 
 _WAYS_OUT: dict[int | None, str] = {

@@ -107,10 +107,11 @@ class TensorWriter:
                 drafts.append(self._draft() / "index")
                 drafts[-1].write_text(self._index_of(files))
                 places, outdated = [*files, index], [self._path, *outdated]
-            _move(drafts, places)
-            for name, text in self._documents.items():
-                draft = self._draft() / "document"
+            documents = {self._draft() / f"document-{name}": text for name, text in self._documents.items()}
+            for draft, text in documents.items():  # all is written before anything is moved: the disk may be full
                 draft.write_text(text, encoding="utf-8")
+            _move(drafts, places)
+            for draft, name in zip(documents, self._documents, strict=True):
                 os.replace(draft, self._path.with_name(name))
             for file in outdated:
                 file.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from keras_dist._support.located_warnings import warn
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, printable
 
 _LISTED = 5
 _PROBLEMS = ("missing in the file", "not in the model", "of another shape, or complex", "rules that match no weight")
@@ -34,7 +34,8 @@ class LoadReport:
     def __str__(self) -> str:
         listed_fields = (getattr(self, field.name) for field in dataclasses.fields(self))
         kinds = zip(("loaded", *_PROBLEMS), listed_fields, strict=True)
-        return "; ".join(f"{len(names)} {kind}: {listed(names)}" for kind, names in kinds if names) or "empty"
+        parts = [f"{len(names)} {kind}: {listed(names)}" for kind, names in kinds if names]
+        return printable("; ".join(parts)) or "empty"
 
     def warn_of_rest(self, path: str) -> None:
         """Warn of weights that were not loaded."""

@@ -60,7 +60,7 @@ class Progress:
     @classmethod
     def begun(cls, examples: Batching | Streaming, epochs: range, shuffle_key: tuple[int, ...] | None) -> Self:
         """Return the progress before the first batch."""
-        form = {"steps_per_epoch": examples.steps}
+        form = {"steps_per_epoch": examples.steps, **examples.source.resumes_with}
         if isinstance(examples, Batching):
             form |= {"rows": examples.source.length, "batch_size": examples.batch_size}
         return cls(Cursor(epochs.start), epochs.start, shuffle_key, form)

@@ -14,7 +14,7 @@ from keras_dist._support.extras import import_extra
 from keras_dist._support.text_tables import Table
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import ModelError, with_type
-from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.drafts import replacing
 
 _PANEL_INCHES = (4.0, 3.0)
 _PANELS_IN_A_ROW = 3
@@ -66,8 +66,9 @@ def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> An
                 _draw(axes, numbers[key], values[key], label)
         axes.legend()
     if path is not None and is_chief():
-        with writing_to(path):
-            figure.savefig(path)
+        path = path if os.path.splitext(path)[1] else f"{os.fspath(path)}.{figure.canvas.get_default_filetype()}"
+        with replacing(path) as draft:
+            figure.savefig(draft)
     return figure
 
 

@@ -21,7 +21,7 @@ from keras_dist.distribution.render import render_axes
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import MissingExtraError, ModelError, shorten
 from keras_dist.layers import InputLayer
-from keras_dist.saving.drafts import write_text, writing_to
+from keras_dist.saving.drafts import replacing, write_file
 
 _SOURCE = ("dot", "gv")
 _DIRECTIONS = ("TB", "LR", "BT", "RL")
@@ -124,14 +124,14 @@ def plot_model(
     if not is_chief():
         return None
     if form in _SOURCE:
-        write_text(path, graph.to_string())
+        write_file(path, graph.to_string())
         return None
     if shutil.which("dot") is None:
         given = f"to_file={str(path)!r}, and no program `dot`"
         fix = "install it (apt install graphviz, brew install graphviz), or write its source: to_file='model.dot'"
         raise MissingExtraError("plot_model: pictures need Graphviz, which is not installed", given=given, fix=fix)
-    with writing_to(path):
-        graph.write(str(path), format=form)
+    with replacing(path) as draft:
+        graph.write(str(draft), format=form)
     if "IPython" not in sys.modules or form == "pdf":
         return None
     display = import_extra("IPython.display", "graph", "plot_model")

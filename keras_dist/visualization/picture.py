@@ -16,7 +16,7 @@ from keras_dist._support.arguments import check_option, check_path
 from keras_dist._support.html_tables import escaped
 from keras_dist._support.text_tables import Table, render
 from keras_dist.distribution.jobs.job import is_chief
-from keras_dist.saving.drafts import write_text
+from keras_dist.saving.drafts import write_file
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'Open Sans', sans-serif"
 _INK_AND_PAPER = {"light": ("#1f2328", "#ffffff"), "dark": ("#e6edf3", "#0d1117")}
@@ -93,7 +93,7 @@ class Picture:
         content = self.svg(theme)
         file = pathlib.Path(check_path("path", path, "plan.svg"))
         if is_chief():
-            write_text(file, content)
+            write_file(file, content)
 
     def _repr_html_(self) -> str:
         return f'<div style="overflow-x: auto">{self.svg()}</div>'  # wide pictures scroll on telephones

@@ -179,3 +179,26 @@ def test_mistakes(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(MissingExtraError, match="pip install mlflow"):
         Tracker("mlflow")
+
+
+@pytest.mark.parametrize("where", ["log", "finish"])
+def test_a_tracker_that_raises_is_named_once_and_training_continues(where):
+    @kd.callbacks.register_tracker("broken")
+    class Broken(kd.callbacks.TrackerRun):
+        def __init__(self, experiment):
+            pass
+
+        def log(self, values, step):
+            if where == "log":
+                raise ConnectionError("no network")
+
+        def finish(self, failed):
+            if where == "finish":
+                raise ConnectionError("no network")
+
+    trained = kd.Sequential([kd.Input((4,)), kd.layers.Dense(2)])
+    trained.compile("sgd", "mse")
+    tracker = kd.callbacks.Tracker("broken")
+    with pytest.warns(UserWarning, match="broken cannot log.*no network") as caught:
+        history = trained.fit(np.ones((8, 4)), np.ones((8, 2)), epochs=3, verbose=0, callbacks=[tracker])
+    assert len(history.history["loss"]) == 3 and len(caught) == 1

@@ -196,3 +196,13 @@ from jax._src import xla_bridge
 print(code, xla_bridge.backends_are_initialized(), "orbax" in sys.modules)
 """
     assert run_python(program, JAX_PLATFORMS="nowhere").splitlines()[-1] == "0 False False"
+
+
+def test_doctor_does_not_follow_a_link_to_another_place(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "secret").write_text("x")
+    (tmp_path / "states").mkdir()
+    (tmp_path / "states" / "step_1").symlink_to(elsewhere)
+    (state,) = kd.checkpoint.examine(tmp_path / "states").states
+    assert state.problems == ("is a link to another place, which is not followed",) and state.files == 0

@@ -89,3 +89,43 @@ def test_slices_of_an_axis_that_the_mesh_does_not_have(refused: Refused) -> None
     error = refused('mesh = {shape = "data=2,model=4", dcn_shape = {slices = 2}}')
     assert error.summary == "run.toml: mesh.dcn_shape: mesh.shape has no axis 'slices'"
     assert error.expected == 'an axis of mesh.shape: "data", "model"'
+
+
+def merges(levels: int) -> str:
+    lines = (f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, levels))
+    return "a0: &a0 {x: 1}\n" + "".join(lines)
+
+
+@pytest.mark.parametrize("text", [merges(7), merges(30), f"a: &a {{x: 1}}\nb: {{<<: [{'*a, ' * 20_000}]}}"])
+def test_merge_keys_that_stand_for_very_many_values_are_refused_in_time(refused: Refused, text: str) -> None:
+    began = time.process_time()
+    error = refused(text, ".yaml")
+    assert time.process_time() - began < SECONDS
+    assert "merge keys have too many values" in error.summary and "line " in error.summary
+
+
+def test_merge_keys_that_share_a_table_are_read(loaded: Loaded) -> None:
+    text = "mesh:\n  <<: &base {shape: {data: 2, model: 4}}\ndistribution: {batch_axis: data}\n"
+    assert loaded(text, ".yaml") == loaded(f'{MESH}distribution.batch_axis = "data"')
+
+
+DEEP, LONG = ".".join("a" * 4000), "9" * 4400
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "words"),
+    [
+        (f"{MESH}{DEEP} = 1", ".toml", "nested too deeply"),
+        (f"{MESH}[{DEEP}]", ".toml", "nested too deeply"),
+        (f"{MESH}training.batch_size = {LONG}", ".toml", "4300 digits"),
+        (f"{MESH}training.batch_size = 0x{LONG}", ".toml", "batch_size: is too large"),
+        (f"mesh.shape = {{data = 0x{LONG}}}", ".toml", "data: is too large"),
+        (f'{{"training": {{"batch_size": {LONG}}}}}', ".json", "4300 digits"),
+        (f'{{"training": {{"batch_size": {LONG[:4200]}}}}}', ".json", "batch_size: is too large"),
+        ('{"a":' * 900 + "1" + "}" * 900, ".json", "nested too deeply"),
+        (f"training: {{batch_size: {LONG}}}", ".yaml", "4300 digits"),
+        (f"training: {{batch_size: 0x{LONG}}}", ".yaml", "batch_size: is too large"),
+    ],
+)
+def test_keys_of_many_parts_and_numbers_of_many_digits(refused: Refused, text: str, suffix: str, words: str) -> None:
+    assert words in refused(text, suffix).summary

@@ -120,7 +120,8 @@ class TestStreams:
 
         read: list[int] = []
         left = iter(mix({"a": Reads(A), "b": lambda: iter(B)}, seed=None))
-        left.set_state({"draw": 12, "sources": {"a": 6, "b": 6}})
+        state = {**left.get_state(), "draw": 12, "sources": {"a": 6, "b": 6}}
+        left.set_state(state)
         assert [next(left), next(left), read] == [6, 106, [6]]
 
 

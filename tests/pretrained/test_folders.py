@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import keras_dist as kd
 from keras_dist.errors import ConfigError, FileMissingError, ModelError, UnknownNameError
+from keras_dist.models import initialization
 from keras_dist.pretrained import NormConfig, Rotary, families, register_family
 from tests.pretrained.networks import FOLDER
 
@@ -322,3 +323,14 @@ def test_training_a_described_network_without_its_weights_warns(way, warned):
     texts = [str(each.message) for each in caught if "describe" in str(each.message)]
     assert len(texts) == warned
     assert all(f"kd.pretrained.load({str(FOLDER / 'llama')!r})" in text for text in texts)
+
+
+@pytest.mark.parametrize("size", [10**7, 2**31 - 1])
+@pytest.mark.parametrize("name", ["vocab_size", "intermediate_size"])
+def test_sizes_that_the_files_do_not_have_create_nothing(name, size, tmp_path, monkeypatch):
+    folder = folder_of(tmp_path / "n", changes={name: size})
+    monkeypatch.setattr(initialization, "initial_state", lambda *args, **kwargs: pytest.fail("created"))
+    tensor = {"vocab_size": r"embedding/embeddings \(64, 16\)", "intermediate_size": r"down/kernel \(24, 16\)"}[name]
+    with pytest.raises(ModelError, match=rf"{tensor} for \({size}, 16\)") as error:
+        kd.pretrained.load(folder)
+    assert "config.json" in error.value.fix

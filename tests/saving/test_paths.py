@@ -1,14 +1,20 @@
 """Arguments that name files and folders, and disks that are full."""
 
+import contextlib
 import errno
+import pathlib
 import resource
+import types
 
 import numpy as np
 import pytest
 
 import keras_dist as kd
 from keras_dist import dtensor
+from keras_dist.assembly.runs import _SavedConfig
 from keras_dist.errors import KerasDistError, WriteError
+from keras_dist.saving.drafts import write_file
+from keras_dist.training.throughput import Timing
 
 
 @pytest.mark.parametrize("value", [{}, 1.0, np.zeros(3), b"x", "", "a\0b"])
@@ -44,13 +50,21 @@ def model():
     return model
 
 
+@contextlib.contextmanager
+def full(most_bytes=300):
+    """Files become no larger: what is written beyond fails, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 @pytest.fixture
 def full_disk():
-    """Files become no larger than 300 bytes: what is written beyond fails, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full():
+        yield
 
 
 @pytest.mark.parametrize(
@@ -116,37 +130,61 @@ def fit(model, *callbacks):
 
 
 WRITERS = {
-    "save": lambda model: model.save(f"{READ_ONLY}/model"),
-    "save of a .keras file": lambda model: model.save(f"{READ_ONLY}/model.keras"),
-    "save of a folder of Keras": lambda model: model.save(f"{READ_ONLY}/model", zipped=False),
-    "save of an .h5 file": lambda model: model.save(f"{READ_ONLY}/model.h5"),
-    "safetensors": lambda model: model.save_weights(f"{READ_ONLY}/m.safetensors"),
-    "safetensors in shards": lambda model: model.save_weights(f"{READ_ONLY}/m.safetensors", max_shard_size=1e-5),
-    "orbax": lambda model: model.save_weights(f"{READ_ONLY}/m.orbax"),
-    "h5": lambda model: model.save_weights(f"{READ_ONLY}/m.weights.h5"),
-    "h5 in shards": lambda model: model.save_weights(f"{READ_ONLY}/m.weights.h5", max_shard_size=1e-5),
-    "export": lambda model: model.export(f"{READ_ONLY}/exported"),
-    "CheckpointManager": lambda model: kd.checkpoint.CheckpointManager(model, f"{READ_ONLY}/states"),
-    "BackupAndRestore": lambda model: fit(model, kd.callbacks.BackupAndRestore(f"{READ_ONLY}/backup")),
-    "OrbaxCheckpoint": lambda model: fit(model, kd.callbacks.OrbaxCheckpoint(f"{READ_ONLY}/states")),
-    "ModelCheckpoint": lambda model: fit(model, kd.callbacks.ModelCheckpoint(f"{READ_ONLY}/a/m.keras")),
-    "CSVLogger": lambda model: fit(model, kd.callbacks.CSVLogger(f"{READ_ONLY}/log.csv")),
-    "TensorBoard": lambda model: fit(model, kd.callbacks.TensorBoard(f"{READ_ONLY}/logs")),
-    "to_html": lambda model: model.plan(X, Y).to_html(f"{READ_ONLY}/plan.html"),
-    "golden plan": lambda model: kd.planner.assert_plan(model.plan(X, Y), f"{READ_ONLY}/plan.json", update=True),
-    "plot_history": lambda model: kd.visualization.plot_history({"loss": [1.0]}, f"{READ_ONLY}/loss.png"),
-    "plot_model": lambda model: kd.utils.plot_model(model, f"{READ_ONLY}/model.dot"),
-    "save_img": lambda model: kd.utils.save_img(f"{READ_ONLY}/x.png", np.ones((2, 2, 3))),
-    "use_compilation_cache": lambda model: kd.use_compilation_cache(f"{READ_ONLY}/programs"),
-    "save_assets": lambda model: vocabulary().save_assets(READ_ONLY),
-    "dtensor": lambda model: checkpoint().save(f"{READ_ONLY}/tensors"),
+    "save": lambda model, place: model.save(f"{place}/model"),
+    "save of a .keras file": lambda model, place: model.save(f"{place}/model.keras"),
+    "save of a folder of Keras": lambda model, place: model.save(f"{place}/model", zipped=False),
+    "save of an .h5 file": lambda model, place: model.save(f"{place}/model.h5"),
+    "safetensors": lambda model, place: model.save_weights(f"{place}/m.safetensors"),
+    "safetensors in shards": lambda model, place: model.save_weights(f"{place}/m.safetensors", max_shard_size=1e-5),
+    "orbax": lambda model, place: model.save_weights(f"{place}/m.orbax"),
+    "h5": lambda model, place: model.save_weights(f"{place}/m.weights.h5"),
+    "h5 in shards": lambda model, place: model.save_weights(f"{place}/m.weights.h5", max_shard_size=1e-5),
+    "export": lambda model, place: model.export(f"{place}/exported"),
+    "CheckpointManager": lambda model, place: kd.checkpoint.CheckpointManager(model, f"{place}/states"),
+    "BackupAndRestore": lambda model, place: fit(model, kd.callbacks.BackupAndRestore(f"{place}/backup")),
+    "OrbaxCheckpoint": lambda model, place: fit(model, kd.callbacks.OrbaxCheckpoint(f"{place}/states")),
+    "ModelCheckpoint": lambda model, place: fit(model, kd.callbacks.ModelCheckpoint(f"{place}/a/m.keras")),
+    "CSVLogger": lambda model, place: fit(model, kd.callbacks.CSVLogger(f"{place}/log.csv")),
+    "TensorBoard": lambda model, place: fit(model, kd.callbacks.TensorBoard(f"{place}/logs")),
+    "to_html": lambda model, place: model.plan(X, Y).to_html(f"{place}/plan.html"),
+    "golden plan": lambda model, place: kd.planner.assert_plan(model.plan(X, Y), f"{place}/plan.json", update=True),
+    "plot_history": lambda model, place: kd.visualization.plot_history({"loss": [1.0]}, f"{place}/loss.png"),
+    "plot_model": lambda model, place: kd.utils.plot_model(model, f"{place}/model.dot"),
+    "save_img": lambda model, place: kd.utils.save_img(f"{place}/x.png", np.ones((2, 2, 3))),
+    "use_compilation_cache": lambda model, place: kd.use_compilation_cache(f"{place}/programs"),
+    "save_assets": lambda model, place: vocabulary().save_assets(place),
+    "dtensor": lambda model, place: checkpoint().save(f"{place}/tensors"),
+    "config of a run": lambda model, place: _SavedConfig(run(place)).on_epoch_begin(0),
+    "Picture": lambda model, place: kd.visualization.plot_mesh(kd.DeviceMesh("batch=8")).save(f"{place}/plan.svg"),
+    "calibrate": lambda model, place: calibrated(model, f"{place}/v5e.json"),
+    "state of CSVLogger": lambda model, place: kd.callbacks.CSVLogger(f"{place}/a.csv").set_state(COLUMNS),
+    "adapter": lambda model, place: adapted().save_adapter(f"{place}/adapter"),
 }
+
+
+COLUMNS = {"columns": ["epoch", "loss"], "text": "epoch,loss\n" * 50}
 
 
 def vocabulary():
     layer = kd.layers.StringLookup()
-    layer.adapt(["a", "b"])
+    layer.adapt(["a" * 400, "b"])
     return layer
+
+
+def run(place):
+    return types.SimpleNamespace(checkpoint=types.SimpleNamespace(directory=str(place)), to_json=lambda: "{}\n" * 200)
+
+
+def calibrated(model, path):
+    history = types.SimpleNamespace(timing=Timing(3, 24, 1, 0.5, 0.6, 0.2, 0.2, 40.0, 0.1, {}))
+    for _ in range(4):
+        kd.planner.calibrate(history, model.plan(X, Y, target="cpu:1", compiles=False), path)
+
+
+def adapted():
+    model = kd.Sequential([kd.Input((64,)), kd.layers.Dense(500, name="d1")])
+    model.enable_lora(2, "d1")
+    return model
 
 
 def checkpoint():
@@ -158,6 +196,49 @@ def checkpoint():
 @pytest.mark.filterwarnings("ignore:save. .*format of Keras 2")
 def test_a_read_only_folder_is_named_everywhere(model, name):
     with pytest.raises(WriteError) as error:
-        WRITERS[name](model)
+        WRITERS[name](model, READ_ONLY)
     assert READ_ONLY in f"{error.value.summary} {error.value.given}" and isinstance(error.value, OSError)
     assert "folder" in error.value.fix or "permissions" in error.value.fix
+
+
+ADDS = ("BackupAndRestore", "CSVLogger", "CheckpointManager", "OrbaxCheckpoint", "TensorBoard", "use_compilation_cache")
+"""What adds files, or empties its file before it trains, as in Keras."""
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("name", sorted({*WRITERS} - {*ADDS, "export"}))
+@pytest.mark.filterwarnings("ignore:save. .*format of Keras 2", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_full_disk_keeps_what_was_there(model, tmp_path, name):
+    WRITERS[name](model, tmp_path)
+    before = content(tmp_path)
+    with pytest.raises(WriteError, match="untouched"), full(max(map(len, before.values())) // 2):
+        WRITERS[name](model, tmp_path)
+    assert content(tmp_path) == before
+
+
+def test_a_full_disk_keeps_both_files_of_an_adapter(tmp_path, monkeypatch):
+    adapted().save_adapter(tmp_path)
+    before = content(tmp_path)
+
+    def full_now(path, text, encoding=None):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pathlib.Path, "write_text", full_now)  # of the config, which is written after the arrays
+    model = adapted()
+    model.set_weights([weight + 1 for weight in model.get_weights()])
+    with pytest.raises(WriteError, match="untouched"):
+        model.save_adapter(tmp_path)
+    assert content(tmp_path) == before
+
+
+def test_files_that_are_replaced_keep_links_and_permissions(tmp_path):
+    plain, link = tmp_path / "a.json", tmp_path / "link.json"
+    plain.write_text("before")
+    plain.chmod(0o640)
+    link.symlink_to(plain)
+    write_file(link, "after")
+    assert plain.read_text() == "after" and link.is_symlink() and plain.stat().st_mode & 0o777 == 0o640
+    write_file("/dev/null", "nothing")

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 from keras_dist._support.process_notes import NOTES_VARIABLE, ProcessNotes
 from keras_dist._unstable import gloo, jax_runtime
 from keras_dist._unstable.coordination_service import Connection
-from keras_dist.errors import ProcessAbsentError, shorten
+from keras_dist.errors import ProcessAbsentError, printable, shorten
 
 _ACTS_KEPT = 8  # at most two executions are in flight, so no process is further ahead of a waiting one
 _LONGEST_ACT = 100
@@ -488,7 +488,7 @@ class JobMonitor(Monitor):
 
     def _exit(self, blamed: int, reason: str, told: str, code: int) -> NoReturn:
         self.note(blamed=blamed, reason=reason)
-        sys.stderr.write(f"keras_dist: process {self.process} ends, because {told}\n")
+        sys.stderr.write(printable(f"keras_dist: process {self.process} ends, because {told}\n"))
         sys.stderr.flush()
         sys.stdout.flush()
         os._exit(code)

@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from keras_dist._support.types import Device
 from keras_dist._unstable import jax_runtime
 from keras_dist.distribution.jobs import heartbeat
+from keras_dist.errors import printable
 
 _preemption_points = itertools.count()
 
@@ -79,7 +80,7 @@ def is_chief() -> bool:
 def print_message(text: str) -> None:
     """Print a line in the first process only."""
     if is_chief():
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(f"{printable(text)}\n")
 
 
 def process_of(device: Device) -> int:

@@ -31,7 +31,7 @@ from keras_dist.layers.preprocessing.vocabulary import (
     lines_of,
     tokens_of,
 )
-from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.drafts import write_file
 from keras_dist.symbolic.tensors import KerasTensor
 
 _LEFT_OUT = 2**62  # the index of tokens that vectors ignore
@@ -232,8 +232,7 @@ class IndexLookup(HostLayer):
         """Write a learned vocabulary to `vocabulary.txt` in a folder; a given one is in the config."""
         if self._table.tokens and not self._table.is_given:
             path = pathlib.Path(dir_path) / _VOCABULARY
-            with writing_to(path):
-                path.write_bytes("\n".join(map(str, self.get_vocabulary())).encode("utf-8", "surrogateescape"))
+            write_file(path, "\n".join(map(str, self.get_vocabulary())).encode("utf-8", "surrogateescape"))
 
     def load_assets(self, dir_path: str) -> None:
         """Load the vocabulary from a folder, unless the config contains one.
