@@ -14,6 +14,9 @@ READY := $(VENV)/.ready
 
 # Python keeps what it compiled: the tests alone start a hundred processes that read the same modules.
 unexport PYTHONDONTWRITEBYTECODE
+# The environment has all packages, and every file is UTF-8: neither paths of other projects nor the locale count.
+unexport PYTHONHOME PYTHONPATH PYTHONSTARTUP
+export PYTHONUTF8 := 1
 
 .PHONY: help setup demo notebooks docs test test-all coverage soak lint type check bench release-check dtensor parallax clean
 
@@ -27,6 +30,7 @@ help: ## show this list
 
 setup: $(READY) ## make the environment, once (.venv)
 
+demo: export TFDS_DATA_DIR ?= $(CURDIR)/.cache/tensorflow_datasets
 demo: $(READY) ## train on handwritten digits, on a mesh of 8 fake CPU devices
 	@$(BIN)/keras-dist demo $(if $(MESH),--mesh "$(MESH)")
 
