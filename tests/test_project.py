@@ -5,11 +5,14 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+from importlib import metadata
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import keras_dist
@@ -66,3 +69,22 @@ def test_both_ends_of_the_bounds_are_tested(package):
     assert oldest == lowest
     assert newest in bounds
     assert (newest.major, newest.minor + 1) == first_refused.release[:2]
+
+
+def test_what_is_pinned_installs_on_the_first_patch_release_of_this_python():
+    """Debian 12 has Python 3.11.2; versions of packages that need a later one end `make setup` with a conflict."""
+    pins = [
+        Requirement(line.partition(" #")[0])
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if re.match(r"\w", line)
+    ]
+    pinned = {pin.name: str(pin.specifier) for pin in pins if not pin.marker or pin.marker.evaluate()}
+    installed = {found.name: found for found in metadata.distributions()}
+    wanted = {
+        name: installed[name].metadata["Requires-Python"] or ""
+        for name in pinned.keys() & installed.keys()
+        if pinned[name] == f"=={installed[name].version}"
+    }
+    first = ".".join(map(str, (*sys.version_info[:2], 0)))
+    assert len(wanted) > 100
+    assert not {name: versions for name, versions in wanted.items() if not SpecifierSet(versions).contains(first)}
