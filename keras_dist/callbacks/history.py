@@ -167,7 +167,7 @@ class CSVLogger(Callback):
         """Return the columns and the content of the file, which is small."""
         if not is_chief():
             return {"columns": self._columns, "text": ""}
-        with writing_to(self.filename), open(self.filename, newline="") as file:
+        with writing_to(self.filename), open(self.filename, newline="", encoding="utf-8") as file:
             return {"columns": self._columns, "text": file.read()}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -177,12 +177,12 @@ class CSVLogger(Callback):
             self._write("w", state["text"])
 
     def _write(self, mode: str, text: str) -> None:
-        with writing_to(self.filename), open(self.filename, mode, newline="") as file:
+        with writing_to(self.filename), open(self.filename, mode, newline="", encoding="utf-8") as file:
             file.write(text)
 
     def _is_empty_or_fits(self, columns: list[str]) -> bool:
         """Return whether the file is empty; raise if it has other columns."""
-        with writing_to(self.filename), open(self.filename, newline="") as file:
+        with writing_to(self.filename), open(self.filename, newline="", encoding="utf-8") as file:
             if not os.fstat(file.fileno()).st_size:
                 return True
             found = next(csv.reader(file, delimiter=self.separator), [])

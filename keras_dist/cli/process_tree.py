@@ -114,7 +114,7 @@ def is_stopped(pid: int) -> bool:
 
 def _fields(status: pathlib.Path) -> list[str]:
     """Return the fields after the name of the program, which may contain blanks and brackets: state, parent, ..."""
-    return status.read_text(errors="replace").rpartition(")")[2].split()
+    return status.read_text("utf-8", errors="replace").rpartition(")")[2].split()
 
 
 def _adopt_orphans() -> None:
