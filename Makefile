@@ -14,9 +14,15 @@ READY := $(VENV)/.ready
 
 # Python keeps what it compiled: the tests alone start a hundred processes that read the same modules.
 unexport PYTHONDONTWRITEBYTECODE
-# The environment has all packages, and every file is UTF-8: neither paths of other projects nor the locale count.
+# The environment has all packages: those of other projects are not seen.
 unexport PYTHONHOME PYTHONPATH PYTHONSTARTUP
+
+# All files are UTF-8. Without such a locale Python 3.11 fails where the path of this folder, which is in a file of the
+# environment, has other letters than ASCII.
 export PYTHONUTF8 := 1
+ifeq ($(findstring UTF-8,$(or $(LC_ALL),$(LC_CTYPE),$(LANG))),)
+export LC_ALL := C.UTF-8
+endif
 
 .PHONY: help setup demo notebooks docs test test-all coverage soak lint type check bench release-check dtensor parallax clean
 

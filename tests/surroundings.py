@@ -39,10 +39,10 @@ def isolate() -> None:
         os.environ["HOME"] = tempfile.mkdtemp(prefix="keras_dist_home_")
     for name in filter(FOREIGN.match, list(os.environ)):
         del os.environ[name]
-    os.environ |= {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", "TERM": "xterm", "TZ": "UTC"}
-    os.environ["MPLCONFIGDIR"] = str(CACHE / "matplotlib")
-    with contextlib.suppress(locale.Error):  # macOS has no such locale, and no other encoding
-        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+    os.environ |= {"MPLCONFIGDIR": str(CACHE / "matplotlib"), "PYTHONUTF8": "1", "TERM": "xterm", "TZ": "UTC"}
+    for name in ("en_US.UTF-8", "C.UTF-8"):  # older macOS has the first alone
+        with contextlib.suppress(locale.Error):
+            os.environ["LC_ALL"] = locale.setlocale(locale.LC_CTYPE, name)
     time.tzset()
     os.umask(0o022)
 
