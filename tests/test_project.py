@@ -39,6 +39,25 @@ def test_ci_runs_what_a_person_runs():
     assert "make lint type test-all soak ROUNDS=1" in script.read_text()
 
 
+@pytest.mark.multiprocess
+def test_ci_has_an_empty_home_and_the_configuration_of_pip(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "make").write_text('#!/bin/sh\nls -A "$HOME"\nenv\nexit 3\n')
+    (tmp_path / "bin" / "make").chmod(0o755)
+    (tmp_path / "home" / ".config" / "pip").mkdir(parents=True)
+    (tmp_path / "home" / ".config" / "pip" / "pip.conf").touch()
+    unset = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYENV_"))}
+    environ = unset | {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "caches")}
+    environ["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    run = subprocess.run([ROOT / ".ci" / "run"], env=environ, capture_output=True, text=True, check=False)
+    assert run.returncode == 3, run.stderr
+    assert "=" in run.stdout.splitlines()[0], "the home is not empty"
+    seen = dict(line.split("=", 1) for line in run.stdout.splitlines() if "=" in line)
+    assert not pathlib.Path(seen["HOME"]).exists() and not {"XDG_CACHE_HOME", "MPLCONFIGDIR"} & seen.keys()
+    assert seen["PIP_CONFIG_FILE"] == str(tmp_path / "home" / ".config" / "pip" / "pip.conf")
+    assert seen["PIP_CACHE_DIR"] == str(tmp_path / "caches" / "pip")
+
+
 def test_hosted_ci_runs_the_same_on_every_python():
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -53,6 +53,7 @@ def test_training_is_equal_on_meshes():
     np.testing.assert_allclose(found, [found[0]] * 4, rtol=1e-5)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe_dense"])
 def test_files_with_one_array_for_all_experts_are_loaded(family, tmp_path):
     arrays = load_file(FOLDER / family / "model.safetensors")

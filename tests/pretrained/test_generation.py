@@ -73,7 +73,8 @@ def test_it_is_the_same_sharded(split, expected):
     assert kd.generate(split, PROMPTS, NEW) == expected
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("remat", [True, False])
 def test_a_scanned_decoder_with_dropout_of_adapters(remat):
     decoder = Decoder(CONFIG, scan=True, remat=remat)
     expected = kd.generate(decoder, PROMPTS[:1], NEW)
@@ -81,6 +82,7 @@ def test_a_scanned_decoder_with_dropout_of_adapters(remat):
     assert kd.generate(decoder, PROMPTS[:1], NEW) == expected
 
 
+@pytest.mark.slow
 def test_a_scanned_decoder_over_fully_sharded_weights():
     distribution = kd.FullySharded(kd.DeviceMesh("data=8"))
     scanned = made(distribution, scan=True)
