@@ -1,5 +1,6 @@
 """Arguments that name files and folders, and disks that are full."""
 
+import contextlib
 import errno
 import resource
 
@@ -44,13 +45,18 @@ def model():
     return model
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def full_disk():
-    """Files become no larger than 300 bytes: what is written beyond fails, as on a full disk."""
+    """Files become no larger than 300 bytes: what is written beyond fails, as on a full disk.
+
+    Not a fixture: pytest writes its report, which may be a file, before fixtures end.
+    """
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +68,8 @@ def full_disk():
         ("exported", lambda model, path: model.export(path)),
     ],
 )
-def test_a_full_disk_names_the_path(model, tmp_path, full_disk, name, save):
-    with pytest.raises(WriteError, match="was not written: File too large") as error:
+def test_a_full_disk_names_the_path(model, tmp_path, name, save):
+    with full_disk(), pytest.raises(WriteError, match="was not written: File too large") as error:
         save(model, tmp_path / name)
     assert str(tmp_path / name) in error.value.summary and "free space" in error.value.fix
     assert isinstance(error.value, OSError) and error.value.errno == errno.EFBIG
