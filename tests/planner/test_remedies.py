@@ -105,7 +105,7 @@ def test_a_search_is_bounded(monkeypatch):
     assert remedies.find_remedy(traced, step, program) is None
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("outcome", ["the same", "refused"])
 def test_rules_that_do_not_cost_less_in_the_step_itself_are_no_remedy(outcome):
     traced = program(mistaken("head whole"))
@@ -161,6 +161,7 @@ def test_no_axis_is_tried_twice_in_the_layout_of_a_batch():
     assert "repeated" in {problem.kind for problem in found.problems}
 
 
+@pytest.mark.slow
 def test_code_keeps_the_axis_of_positions():
     traced = program(distribution(GOOD, sequence_axis="model"))
     search = remedies._Search(traced, propagate(traced.lowered))

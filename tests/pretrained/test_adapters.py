@@ -119,6 +119,7 @@ def test_parts_of_a_module_are_blocks_in_the_file(fused, tmp_path):
         other.load_adapter(tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_untrained_parts_of_a_module_keep_their_ranks_if_the_model_has_them(tmp_path):
     def adapted():
         model = loaded("one device", "phi3")

@@ -89,6 +89,7 @@ def test_a_scanned_decoder_over_fully_sharded_weights():
     assert kd.generate(scanned, PROMPTS[:1], NEW) == [recomputed(scanned, PROMPTS[0])]
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_other_rows(split, alone):
     options = {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "seed": 3}
     together = kd.generate(alone, PROMPTS, NEW, **options)
