@@ -60,7 +60,7 @@ class Table:
 
     def lines(self, width: int | None, setting: str) -> list[str]:
         """Return the lines of the table, without columns that do not fit into `width`; a hint names `setting`."""
-        bar, dash, cross = _box()
+        bar, dash, cross = encodable("│─┼", "|-+")
         widths = self._widths(width)
         line = f"{dash}{cross}{dash}".join(dash * each for each in widths.values())
 
@@ -229,10 +229,10 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
-def _box() -> str:
-    """Return box-drawing characters that stdout can encode."""
+def encodable(text: str, plain: str) -> str:
+    """Return `text`, or `plain` if stdout cannot encode it."""
     try:
-        "│─┼".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except (UnicodeError, LookupError):
-        return "|-+"
-    return "│─┼"
+        return plain
+    return text
