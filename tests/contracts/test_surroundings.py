@@ -78,13 +78,15 @@ def test_a_run_has_an_empty_home_and_default_settings(home, tmp_path):
     environ = {**HOSTILE, "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LC_ALL": "C", "TERM": "dumb"}
     environ |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"} | ({} if home is None else {"HOME": home})
     del environ["PYTHONIOENCODING"], environ["PYTHONWARNINGS"]  # Python itself would complain
-    command = ["sh", "-c", 'umask 077; exec "$@"', "sh", sys.executable, "-c", ISOLATED]
+    # without `site`, which in such a locale reads no path of this folder that is not ASCII
+    command = ["sh", "-c", 'umask 077; exec "$@"', "sh", sys.executable, "-S", "-c", ISOLATED]
     run = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0 and not run.stderr, run.stderr
     found, is_left, seen = json.loads(run.stdout)
     assert found == [[], "UTF-8", 0o644, True] and not is_left
     assert not seen.keys() & HOSTILE.keys() - {"MPLCONFIGDIR"}
-    assert (seen["MPLCONFIGDIR"], seen["PYTHONUTF8"], seen["PY_COLORS"]) == (str(CACHE / "matplotlib"), "1", "0")
+    assert os.fsencode(seen["MPLCONFIGDIR"]) == os.fsencode(CACHE / "matplotlib")
+    assert (seen["PYTHONUTF8"], seen["PY_COLORS"]) == ("1", "0")
 
 
 def test_which_variables_are_settings():
