@@ -14,6 +14,15 @@ READY := $(VENV)/.ready
 
 # Python keeps what it compiled: the tests alone start a hundred processes that read the same modules.
 unexport PYTHONDONTWRITEBYTECODE
+# The environment has all packages: those of other projects are not seen.
+unexport PYTHONHOME PYTHONPATH PYTHONSTARTUP
+
+# All files are UTF-8. Without such a locale Python 3.11 fails where the path of this folder, which is in a file of the
+# environment, has other letters than ASCII.
+export PYTHONUTF8 := 1
+ifeq ($(findstring UTF-8,$(or $(LC_ALL),$(LC_CTYPE),$(LANG))),)
+export LC_ALL := C.UTF-8
+endif
 
 .PHONY: help setup demo notebooks docs test test-all coverage soak lint type check bench release-check dtensor parallax clean
 
@@ -27,6 +36,7 @@ help: ## show this list
 
 setup: $(READY) ## make the environment, once (.venv)
 
+demo: export TFDS_DATA_DIR ?= $(CURDIR)/.cache/tensorflow_datasets
 demo: $(READY) ## train on handwritten digits, on a mesh of 8 fake CPU devices
 	@$(BIN)/keras-dist demo $(if $(MESH),--mesh "$(MESH)")
 

@@ -42,10 +42,8 @@ def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> pathlib
         >>> folder = kd.use_compilation_cache()  # doctest: +SKIP
     """
     try:
-        if path is not None and not os.fspath(path):
-            raise ValueError("an empty path")
-        if path is not None and _URL.match(str(path)):
-            raise ValueError("a URL")
+        if path is not None and (not os.fspath(path) or _URL.match(str(path))):
+            raise ValueError("an empty path or a URL")
         folder = pathlib.Path(_default() if path is None else path).expanduser().absolute()
         folder.mkdir(mode=0o700 if path is None else 0o777, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -54,7 +52,7 @@ def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> pathlib
         raise WriteError(
             "use_compilation_cache: programs cannot be kept there",
             given=f"path={path!r}: {error}",
-            fix='leave the path out, or name a folder; a bucket: jax.config.update("jax_compilation_cache_dir", "gs://...")',
+            fix='name a folder that you may write to; a bucket: jax.config.update("jax_compilation_cache_dir", "gs://...")',
         ) from error
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_enable_compilation_cache", True)

@@ -15,8 +15,12 @@ import types
 import zlib
 from importlib import metadata
 
+from tests import surroundings
+
+surroundings.isolate()
+
 # Programs are kept from run to run. Processes that tests start (and may kill while they write) have a folder apart.
-PROGRAMS = pathlib.Path(__file__).parent.parent / ".cache"
+PROGRAMS = surroundings.CACHE
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS / "processes")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
@@ -32,10 +36,6 @@ os.environ["XLA_FLAGS"] = " ".join(FLAGS).strip()
 os.environ["PJRT_NPROC"] = "32"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["KERAS_BACKEND"] = "jax"  # read when Keras is imported
-os.environ.pop("COLUMNS", None)  # tables are as wide as they need
-for _name in list(os.environ):
-    if _name.startswith(("KERAS_DIST_", "KERAS_DISTRIBUTION_")) or _name == "JAX_NUM_CPU_DEVICES":
-        del os.environ[_name]
 
 from collections.abc import Iterator  # noqa: E402
 
@@ -137,6 +137,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             is_full = taken[name] > first.args[0]
         if is_full and not item.nodeid.startswith(IN_MAKE_TEST):
             item.add_marker(pytest.mark.full)
+
+
+def pytest_unconfigure() -> None:
+    """Leave nothing in the temporary folder."""
+    surroundings.remove_home()
 
 
 def pytest_collection_finish() -> None:

@@ -5,11 +5,14 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+from importlib import metadata
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import keras_dist
@@ -34,6 +37,25 @@ def test_ci_runs_what_a_person_runs():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert "make lint type test-all soak ROUNDS=1" in script.read_text()
+
+
+@pytest.mark.multiprocess
+def test_ci_has_an_empty_home_and_the_configuration_of_pip(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "make").write_text('#!/bin/sh\nls -A "$HOME"\nenv\nexit 3\n')
+    (tmp_path / "bin" / "make").chmod(0o755)
+    (tmp_path / "home" / ".config" / "pip").mkdir(parents=True)
+    (tmp_path / "home" / ".config" / "pip" / "pip.conf").touch()
+    unset = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYENV_"))}
+    environ = unset | {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "caches")}
+    environ["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    run = subprocess.run([ROOT / ".ci" / "run"], env=environ, capture_output=True, text=True, check=False)
+    assert run.returncode == 3, run.stderr
+    assert "=" in run.stdout.splitlines()[0], "the home is not empty"
+    seen = dict(line.split("=", 1) for line in run.stdout.splitlines() if "=" in line)
+    assert not pathlib.Path(seen["HOME"]).exists() and not {"XDG_CACHE_HOME", "MPLCONFIGDIR"} & seen.keys()
+    assert seen["PIP_CONFIG_FILE"] == str(tmp_path / "home" / ".config" / "pip" / "pip.conf")
+    assert seen["PIP_CACHE_DIR"] == str(tmp_path / "caches" / "pip")
 
 
 def test_hosted_ci_runs_the_same_on_every_python():
@@ -66,3 +88,22 @@ def test_both_ends_of_the_bounds_are_tested(package):
     assert oldest == lowest
     assert newest in bounds
     assert (newest.major, newest.minor + 1) == first_refused.release[:2]
+
+
+def test_what_is_pinned_installs_on_the_first_patch_release_of_this_python():
+    """Debian 12 has Python 3.11.2; versions of packages that need a later one end `make setup` with a conflict."""
+    pins = [
+        Requirement(line.partition(" #")[0])
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if re.match(r"\w", line)
+    ]
+    pinned = {pin.name: str(pin.specifier) for pin in pins if not pin.marker or pin.marker.evaluate()}
+    installed = {found.name: found for found in metadata.distributions()}
+    wanted = {
+        name: installed[name].metadata["Requires-Python"] or ""
+        for name in pinned.keys() & installed.keys()
+        if pinned[name] == f"=={installed[name].version}"
+    }
+    first = ".".join(map(str, (*sys.version_info[:2], 0)))
+    assert len(wanted) > 100
+    assert not {name: versions for name, versions in wanted.items() if not SpecifierSet(versions).contains(first)}

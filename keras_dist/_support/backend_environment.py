@@ -34,7 +34,7 @@ def _xla_flags() -> str:
     flags = os.environ.get("XLA_FLAGS", "").strip()
     if flags and not flags.startswith("-"):
         try:
-            return pathlib.Path(flags).read_text()
+            return pathlib.Path(flags).read_text("utf-8")
         except OSError:
             return ""
     return flags

@@ -62,7 +62,7 @@ class Table:
 
     def lines(self, width: int | None, setting: str) -> list[str]:
         """Return the lines of the table, without columns that do not fit into `width`; a hint names `setting`."""
-        bar, dash, cross = _box()
+        bar, dash, cross = encodable("│─┼", "|-+")
         widths = self._widths(width)
         line = f"{dash}{cross}{dash}".join(dash * each for each in widths.values())
 
@@ -224,10 +224,10 @@ def _length(text: str) -> int:
     return sum(0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
 
 
-def _box() -> str:
-    """Return box-drawing characters that stdout can encode."""
+def encodable(text: str, plain: str) -> str:
+    """Return `text`, or `plain` if stdout cannot encode it."""
     try:
-        "│─┼".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except (UnicodeError, LookupError):
-        return "|-+"
-    return "│─┼"
+        return plain
+    return text

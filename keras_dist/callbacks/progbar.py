@@ -22,6 +22,7 @@ from keras_dist._support.arguments import (
     check_optional,
     check_strings,
 )
+from keras_dist._support.text_tables import encodable
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.config.settings import is_interactive_logging_enabled
 from keras_dist.distribution.jobs.job import is_chief
@@ -50,7 +51,7 @@ class Drawing:
         self.is_shown = verbose > 0 and is_chief()
         self._console, self._width, self._interval, self._unit = console, width, interval, unit
         self._logs = not is_interactive_logging_enabled()
-        self._line = "-" if verbose == 2 else "━" * width
+        self._line = "-" if verbose == 2 else encodable("━", "-") * width
         self._started = self._updated = time.monotonic()
         self._progress: Progress | None = None
         if self.is_shown and verbose == 1 and console.is_interactive and not self._logs:

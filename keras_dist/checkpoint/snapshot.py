@@ -119,7 +119,7 @@ class Snapshot:
 
         def write_documents() -> None:
             for name, document in {RECORD: self._record(), **bases, **self.documents}.items():
-                (draft.folder / f"{name}.json").write_text(_json_of(name, document))
+                (draft.folder / f"{name}.json").write_text(_json_of(name, document), "utf-8")
 
         try:
             with writing_to(place):

@@ -257,7 +257,7 @@ class Supervisor:
             content = {"nodes": self._job.place.nodes, "processes": self._job.processes, "failures": failures}
             draft = self._report.with_name(f"{self._report.name}.draft")
             try:
-                draft.write_text(json.dumps(content, indent=2) + "\n")
+                draft.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
                 draft.replace(self._report)
             except OSError as error:  # must not end the job
                 self._say(f"the report was not written: {error}")

@@ -68,7 +68,11 @@ def resolve_root(builder_class: type[LocalBuilder], data_dir: Folder) -> Path:
     chosen = os.fspath(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
     if "://" in chosen:
         raise DataError(f"the {builder_class.title} dataset must be in a local folder", given=chosen, fix=_FIX)
-    return Path(chosen).expanduser().absolute()
+    try:
+        return Path(chosen).expanduser().absolute()
+    except RuntimeError as error:  # the system names no home
+        summary = f"the {builder_class.title} dataset has no folder"
+        raise DataError(summary, given=str(error), expected="a local folder", fix=_FIX) from error
 
 
 def read(builder_class: type[LocalBuilder], root: Path) -> dict[str, Arrays]:

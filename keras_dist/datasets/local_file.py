@@ -47,7 +47,7 @@ def get_file(
     del archive_format, force_download
     name = os.fspath(fname) if fname is not None else (origin or "").rpartition("/")[2]
     home = cache_dir or os.environ.get("KERAS_HOME") or "~/.keras"
-    path = pathlib.Path(home).expanduser() / cache_subdir / name
+    path = pathlib.Path(os.path.expanduser(home)) / cache_subdir / name
     unpacked = [path.with_name(f"{path.name}_extracted"), path.with_suffix("").with_suffix("")]
     found = [one for one in (unpacked if extract or untar else [path]) if one != path.parent and one.exists()]
     if not name or not found:

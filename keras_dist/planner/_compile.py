@@ -21,7 +21,7 @@ from keras_dist.planner.hlo import parse_program
 
 def main(folder: pathlib.Path) -> None:
     """Compile the program in a folder."""
-    request = json.loads((folder / "request.json").read_text())
+    request = json.loads((folder / "request.json").read_text("utf-8"))
     faulthandler.dump_traceback_later(request["timeout_seconds"], exit=True)  # also after the death of the parent
     began = time.perf_counter()
     try:
@@ -30,7 +30,7 @@ def main(folder: pathlib.Path) -> None:
         answer: dict[str, Any] = {"error": str(error)}
     else:
         answer = _figures(compiled, request["mesh"], request["slices"])
-    (folder / "answer.json").write_text(json.dumps({**answer, "seconds": time.perf_counter() - began}))
+    (folder / "answer.json").write_text(json.dumps({**answer, "seconds": time.perf_counter() - began}), "utf-8")
 
 
 def _compiled(request: dict[str, Any], bytecode: bytes) -> Any:

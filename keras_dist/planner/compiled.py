@@ -193,7 +193,7 @@ def _ask(target: Target, request: Mapping[str, Any], bytecode: bytes) -> dict[st
     timeout = request["timeout_seconds"]
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        (folder / "request.json").write_text(json.dumps(request))
+        (folder / "request.json").write_text(json.dumps(request), "utf-8")
         (folder / "program.mlirbc").write_bytes(bytecode)
         command = [sys.executable, "-P", "-m", "keras_dist.planner._compile", name]
         try:
@@ -209,7 +209,7 @@ def _ask(target: Target, request: Mapping[str, Any], bytecode: bytes) -> dict[st
         if not answer.exists() or answer.stat().st_size > _LARGEST_ANSWER:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             raise _not_compiled(target, " ".join(lines[-3:]) or f"its process exited with code {done.returncode}")
-        return json.loads(answer.read_text())
+        return json.loads(answer.read_text("utf-8"))
 
 
 def _environment_of(target: Target) -> dict[str, str]:

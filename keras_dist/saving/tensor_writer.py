@@ -105,7 +105,7 @@ class TensorWriter:
             else:
                 files = _free_files(self._path, len(self._groups))
                 drafts.append(self._draft() / "index")
-                drafts[-1].write_text(self._index_of(files))
+                drafts[-1].write_text(self._index_of(files), "utf-8")
                 places, outdated = [*files, index], [self._path, *outdated]
             documents = {self._draft() / f"document-{name}": text for name, text in self._documents.items()}
             for draft, text in documents.items():  # all is written before anything is moved: the disk may be full

@@ -196,7 +196,7 @@ def save_h5_weights(
                     os.replace(drafts[0], path)
                     return
                 index = drafts[0].with_name("index")
-                index.write_text(index_of(path, [[slot.name for slot in group] for group in groups], sizes))
+                index.write_text(index_of(path, [[slot.name for slot in group] for group in groups], sizes), "utf-8")
                 path.unlink(missing_ok=True)  # Keras fixes the names of the files: an old index would name the new ones
                 for number, draft in enumerate(drafts):
                     os.replace(draft, path.with_name(shard_name(path, number)))

@@ -54,6 +54,7 @@ def fine_tuning():
     pathlib.Path("run.toml").write_text(TOML)
 
 
+@pytest.mark.slow
 def test_a_run_is_that_of_the_objects_by_hand_and_is_saved():
     run = assembly.build(settings())
     history = run.train().history

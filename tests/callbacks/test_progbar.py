@@ -4,6 +4,7 @@ import functools
 import io
 import itertools
 import re
+import sys
 
 import jax
 import numpy as np
@@ -116,3 +117,12 @@ def test_where_nothing_is_shown_meanwhile_few_values_are_kept():
 def test_errors_name_the_argument(use, message):
     with pytest.raises(ModelError, match=message):
         use()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_line_where_the_locale_is_not_utf_8(encoding, monkeypatch):
+    output = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr(sys, "stdout", output)
+    Progbar(target=1, width=4).update(1, values=[("loss", 1.0)], finalize=True)
+    output.flush()
+    assert output.buffer.getvalue().startswith(b"1/1 ---- ")

@@ -49,7 +49,7 @@ class TestRecognition:
             pd.Series(Y),
             scipy.sparse.csr_matrix(X),
             scipy.sparse.coo_array(X),
-            BCOO.fromdense(jax.numpy.asarray(X)),
+            BCOO((X.ravel(), np.indices(X.shape).reshape(2, -1).T), shape=X.shape),  # `fromdense` compiles
         ],
         ids=lambda x: type(x).__name__,
     )

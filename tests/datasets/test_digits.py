@@ -1,6 +1,7 @@
 import collections
 import hashlib
 import os
+import pwd
 import random
 import shutil
 import subprocess
@@ -12,8 +13,9 @@ import pytest
 from sklearn.datasets import load_digits
 from tensorflow_datasets.core.utils import tqdm_utils
 
+import keras_dist as kd
 from keras_dist.datasets import digits
-from keras_dist.errors import DataError
+from keras_dist.errors import DataError, WriteError
 
 FILES = [
     "dataset_info.json",
@@ -150,6 +152,24 @@ def test_a_folder_in_a_bucket(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TFDS_DATA_DIR", "gs://bucket/data")
     with pytest.raises(DataError, match="a local folder"):
         digits.load_data()
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch):
+    for name in ("HOME", "TFDS_DATA_DIR", "KERAS_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # KeyError: containers give users that have no name
+    with pytest.raises(DataError, match="the digits dataset has no folder") as caught:
+        digits.load_data()
+    assert "TFDS_DATA_DIR" in caught.value.fix
+    with pytest.raises(DataError, match=r"'x\.npz' does not exist"):
+        kd.utils.get_file("x.npz")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
+    with pytest.raises(WriteError, match="cannot be kept there") as refused:
+        kd.use_compilation_cache()
+    assert "name a folder" in refused.value.fix
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    with pytest.raises(WriteError, match="cannot be kept there"):
+        kd.use_compilation_cache()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

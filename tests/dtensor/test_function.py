@@ -96,6 +96,7 @@ def trained(mesh, batch):
     return types.SimpleNamespace(ours=ours, theirs=theirs, losses=losses, expected=expected)
 
 
+@pytest.mark.slow
 def test_it_trains_as_the_stateless_api_does(trained):
     np.testing.assert_allclose(trained.losses, trained.expected, rtol=1e-5)
     for ours, theirs in zip(trained.ours[:2], trained.theirs[:2], strict=True):

@@ -119,9 +119,9 @@ def network(rngs):
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("source", [network, network(nnx.Rngs(0))], ids=["factory", "module"])
+@pytest.mark.parametrize("source", [lambda: network, lambda: network(nnx.Rngs(0))], ids=["factory", "module"])
 def test_parameters_of_modules_are_counted(source):
-    model = made(lambda: kd.Model.from_nnx(source, seed=0))
+    model = made(lambda: kd.Model.from_nnx(source(), seed=0))
     assert model.count_params() == 4 * 8 + 8 + 8 * 8 + 8
     with pytest.raises(DistributionError, match="AutoParallel has no layout yet") as caught:
         _ = model.trainable_weights

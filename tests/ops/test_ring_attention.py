@@ -122,6 +122,7 @@ def test_training_in_a_ring_equals_one_device():
             np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_the_plan_reports_the_exchanges_of_the_program():
     model = model_on(in_ring())
     report = model.plan(TOKENS, TARGETS)
@@ -138,6 +139,7 @@ def test_the_plan_reports_the_exchanges_of_the_program():
     assert whole.flops / 8 <= report.step.flops <= (whole.flops + scores) / 8
 
 
+@pytest.mark.slow
 def test_dropped_scores_need_all_keys():
     report = model_on(in_ring(), dropout=0.5).plan(TOKENS, TARGETS)
     assert report.kernels[0].startswith("attention by XLA, which gathers keys and values over sequence: dropout")

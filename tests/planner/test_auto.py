@@ -193,6 +193,7 @@ def test_the_smallest_is_compiled_if_the_best_do_not_fit(monkeypatch):
     assert found.fits and found.best.nbytes == compiled[3].nbytes <= min(others)
 
 
+@pytest.mark.slow
 def test_blocks_are_computed_again_where_memory_counts():
     """For a TPU: XLA for CPUs undoes it."""
     rows = jax.ShapeDtypeStruct((2048, models.WIDTH), np.float32)

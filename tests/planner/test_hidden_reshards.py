@@ -84,6 +84,7 @@ def test_none_where_layouts_fit(module, rules):
     assert not reshards(module, rules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(MISTAKES, "unrolled"))
 def test_a_rule_for_activations_that_makes_every_block_gather(name):
     module, fits = (Unrolled, MEGATRON) if name == "unrolled" else (Scanned, STACKED)

@@ -87,6 +87,7 @@ def test_factors_are_trained_as_hand_written_jax_trains_them_and_follow_the_expe
     assert trained == values.keys() - {"moe/routed", "moe/dropped"}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("family", "layout", "scan"), [("mixtral", "megatron", True), ("qwen3_moe", "one device", False)]
 )

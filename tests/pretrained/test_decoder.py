@@ -83,6 +83,7 @@ def test_each_layer_of_a_stack_has_its_own_initial_values():
     assert abs(kernel.std() - 0.5) < 0.05
 
 
+@pytest.mark.first_cases(1)
 def test_blocks_are_computed_again_in_the_backward_pass(scan):
     tokens = np.zeros((2, 6), "int32")
 
@@ -125,6 +126,7 @@ def test_half_precision_keeps_the_dtype_of_logits_and_cache():
     assert all(weight.dtype == "bfloat16" for weight in model.weights)
 
 
+@pytest.mark.first_cases(1)
 def test_a_network_is_saved_and_loaded_as_a_model(scan, tmp_path):
     tokens = np.arange(6, dtype="int32")[None]
     model = Decoder(config(extra={"eos_token_id": [1, 2]}), scan=scan, remat=True)

@@ -53,6 +53,7 @@ def test_training_is_equal_on_meshes():
     np.testing.assert_allclose(found, [found[0]] * 4, rtol=1e-5)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe_dense"])
 def test_files_with_one_array_for_all_experts_are_loaded(family, tmp_path):
     arrays = load_file(FOLDER / family / "model.safetensors")
@@ -173,6 +174,7 @@ def test_all_wrong_entries_about_experts_are_listed(tmp_path):
         given("mixtral", num_local_experts="left out", num_experts=6, num_experts_per_tok=7)
 
 
+@pytest.mark.slow
 def test_a_plan_with_slots_names_those_of_training_alone():
     mesh, tokens = kd.DeviceMesh("data=2,expert=4"), np.zeros((8, 12), "int32")
     network = functools.partial(kd.pretrained.describe, FOLDER / "mixtral", capacity_factor=0.5)

@@ -74,7 +74,8 @@ def test_it_is_the_same_sharded(split, expected):
     assert kd.generate(split, PROMPTS, NEW) == expected
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("remat", [True, False])
 def test_a_scanned_decoder_with_dropout_of_adapters(remat):
     decoder = Decoder(CONFIG, scan=True, remat=remat)
     expected = kd.generate(decoder, PROMPTS[:1], NEW)
@@ -82,12 +83,14 @@ def test_a_scanned_decoder_with_dropout_of_adapters(remat):
     assert kd.generate(decoder, PROMPTS[:1], NEW) == expected
 
 
+@pytest.mark.slow
 def test_a_scanned_decoder_over_fully_sharded_weights():
     distribution = kd.FullySharded(kd.DeviceMesh("data=8"))
     scanned = made(distribution, scan=True)
     assert kd.generate(scanned, PROMPTS[:1], NEW) == [recomputed(scanned, PROMPTS[0])]
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_other_rows(split, alone):
     options = {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "seed": 3}
     together = kd.generate(alone, PROMPTS, NEW, **options)

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 import keras_dist as kd
 from tests.callbacks.test_tracker import Noting
 from tests.pretrained.networks import FOLDER
+from tests.soak import few
 
 SNIPPET = """
 mesh = kd.DeviceMesh("data=2,model=4")
@@ -35,15 +36,16 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.parametrize("length", few([256, 4096], 256))
 @pytest.mark.filterwarnings("ignore:.*does not divide num_kv_heads")
-def test_the_announced_snippet_runs(folder, monkeypatch, capsys):
+def test_the_announced_snippet_runs(length, folder, monkeypatch, capsys):
     library = None
     if importlib.util.find_spec("trackio") is None:
         monkeypatch.setitem(sys.modules, "trackio", library := Noting("trackio"))
     draws = np.random.default_rng(0)
     code, web = ([draws.integers(3, 64, size=2000) for _ in range(count)] for count in (1, 3))
     names = {"kd": kd, "a": code, "b": web, "prompts": [[5, 6, 7], [8, 9]]}
-    exec(SNIPPET, names)
+    exec(SNIPPET.replace("4096", str(length)), names)
     model = names["model"]
     assert {weight.path.split("/")[-1] for weight in model.trainable_weights} == {"lora_kernel_a", "lora_kernel_b"}
     assert model.layout_plan.row("layers/0/attention/query/kernel").axes == ("data", "model", None)

@@ -104,11 +104,13 @@ def test_splash_attention_equals_numpy_with_its_gradients(case):
     check(distribution, length, kv_heads, options(length, **given))
 
 
-@pytest.mark.parametrize("window", [None, 100, 500])
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("window", [100, None, 500])
 def test_splash_attention_in_several_blocks(window):
     check(on_two_devices(), 300, 1, options(300, window=window))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("implementation", ["splash", "ring"])
 def test_a_layer_of_a_loop_has_the_kernel_of_its_window(implementation):
     distribution = by_model(kd.DeviceMesh("data=2,model=4"))
@@ -270,7 +272,8 @@ def decoder(implementation, **options):
     return Decoder(DecoderConfig(family="llama", attention=attention, **sizes), scan=True)
 
 
-@pytest.mark.parametrize("windows", [{}, {"window": 4, "sliding_layers": (0,)}], ids=["equal layers", "two windows"])
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("windows", [{"window": 4, "sliding_layers": (0,)}, {}], ids=["two windows", "equal layers"])
 def test_a_plan_names_the_kernel_of_its_target(windows):
     tokens = jax.ShapeDtypeStruct((8, 16), "int32")
     with kd.DataParallel(kd.DeviceMesh("data=8", devices=devices("v5e:2x4"))).scope():

@@ -38,6 +38,7 @@ def test_rules_are_those_that_presets_find_in_the_step(family, scan, mesh):
     assert {row.path for row in report.state.rows if row.role == "parameter" and row.rule is None} == set()
 
 
+@pytest.mark.slow
 def test_factors_of_lora_are_planned_and_need_no_rules(mesh, recwarn):
     def network():
         model = kd.pretrained.describe(FOLDER / "mistral")

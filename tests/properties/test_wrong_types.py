@@ -12,7 +12,7 @@ from keras_dist import checkpoint, export, planner
 from keras_dist.errors import KerasDistError
 
 X, Y = np.zeros((8, 4), "f4"), np.zeros((8, 3), "f4")
-NO_PATH = pathlib.Path("/nonexistent")
+NO_PATH = pathlib.Path("/dev/null/x")  # which nobody can make, not even root
 ODD = [
     *(None, 0, -1, 1.5, "x", "", "\0", b"x", [], (), {}, [1], [None], {"a": 1}, {1: 2}, {"data": 0}, ("data",)),
     *("data=2", object(), int, float("nan"), 10**30, True, np.zeros(3), jnp.ones(2), NO_PATH, "cpu:8"),

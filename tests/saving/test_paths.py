@@ -51,20 +51,17 @@ def model():
 
 
 @contextlib.contextmanager
-def full(most_bytes=300):
-    """Files become no larger: what is written beyond fails, as on a full disk."""
+def full_disk(most_bytes=300):
+    """Files become no larger: what is written beyond fails, as on a full disk.
+
+    Not a fixture: pytest writes its report, which may be a file, before fixtures end.
+    """
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-@pytest.fixture
-def full_disk():
-    with full():
-        yield
 
 
 @pytest.mark.parametrize(
@@ -76,8 +73,8 @@ def full_disk():
         ("exported", lambda model, path: model.export(path)),
     ],
 )
-def test_a_full_disk_names_the_path(model, tmp_path, full_disk, name, save):
-    with pytest.raises(WriteError, match="was not written: File too large") as error:
+def test_a_full_disk_names_the_path(model, tmp_path, name, save):
+    with full_disk(), pytest.raises(WriteError, match="was not written: File too large") as error:
         save(model, tmp_path / name)
     assert str(tmp_path / name) in error.value.summary and "free space" in error.value.fix
     assert isinstance(error.value, OSError) and error.value.errno == errno.EFBIG
@@ -214,7 +211,7 @@ def content(folder):
 def test_a_full_disk_keeps_what_was_there(model, tmp_path, name):
     WRITERS[name](model, tmp_path)
     before = content(tmp_path)
-    with pytest.raises(WriteError, match="untouched"), full(max(map(len, before.values())) // 2):
+    with pytest.raises(WriteError, match="untouched"), full_disk(max(map(len, before.values())) // 2):
         WRITERS[name](model, tmp_path)
     assert content(tmp_path) == before
 
