@@ -107,7 +107,8 @@ def descendants() -> list[int]:
     children: dict[int, list[int]] = {}
     for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # the process has exited
-            parent = int(status.read_text("utf-8", errors="replace").rpartition(")")[2].split()[1])  # names may have brackets
+            fields = status.read_text("utf-8", errors="replace").rpartition(")")[2].split()  # names may have brackets
+            parent = int(fields[1])
             children.setdefault(parent, []).append(int(status.parent.name))
     found = children.get(os.getpid(), [])
     for pid in found:  # grows in the loop
