@@ -141,7 +141,7 @@ def hides_explicit_mesh(function: Callable[Arguments, Result]) -> Callable[Argum
     return hidden
 
 
-def hide_explicit_mesh_in(cls: Any) -> Any:
+def hide_explicit_mesh_in(cls: type[Result]) -> type[Result]:
     """Apply `hides_explicit_mesh` to the public methods that a class defines; return the class."""
     for name, member in list(vars(cls).items()):
         is_entry = name in ("__call__", "__init__", "__setitem__") or not name.startswith("_")
