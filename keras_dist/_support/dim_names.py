@@ -1,7 +1,7 @@
 """Names of the dims of a weight, as its layer gives them: `add_weight(..., dim_names=("inputs", "outputs"))`.
 
 Each slice of the leading dims is the weight of one layer or expert: initializers, regularizers, constraints and
-optimizers treat it as a weight of its own. LoRA splits outputs from inputs. Other names, and `"experts"` and
+optimizers treat slices as separate weights. LoRA splits outputs from inputs. Other names, and `"experts"` and
 `"layers"`, are for layout rules and for the planner.
 """
 

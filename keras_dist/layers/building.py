@@ -231,8 +231,8 @@ class Building:
             name: by default the name of the attribute.
             layout: a `TensorLayout`, or mesh axes of the dims; layout rules take precedence.
             dim_names: a name for each dim, or None: `"inputs"` and `"outputs"` of a matrix, a leading `"experts"`,
-                whose slices are initialized, regularized, constrained and updated as weights of their own, or a name
-                for `axis_names`.
+                whose slices are initialized, regularized, constrained and updated as separate weights, or a name for
+                `axis_names`.
 
         Raises:
             ModelError: the shape is invalid, the initializer returns another one, or a layer's `call` is running.

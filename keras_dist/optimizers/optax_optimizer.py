@@ -78,7 +78,7 @@ class OptaxOptimizer(CustomLoops):
             raise ModelError(f"optimizer {self.name!r} needs pairs of weights", given="optax.lookahead", fix=fix)
         if optax.MultiStepsState in kinds:
             self._warn_once(
-                "weights all batches alike: its updates are not those of one large batch where rows or tokens differ",
+                "weights all batches alike: its updates differ from one large batch where rows or tokens differ",
                 given="optax.MultiSteps",
                 fix="OptaxOptimizer(transformation, gradient_accumulation_steps=4), without optax.MultiSteps",
             )
