@@ -62,7 +62,7 @@ def _variable_table(rows: Sequence[Row], title: str) -> Table:
 
 
 def _totals(model: Model, session: BuiltModel) -> Iterator[str]:
-    """Yield the lines of totals, Keras's first; unlike Keras, the first is without the optimizer."""
+    """Yield the lines of totals, Keras's lines first; unlike Keras, the first is without the optimizer."""
     cell = session.cell
     trained = {session.path_of(weight) for weight in model.trainable_weights}
     rows = (cell.row(session.path_of(variable)) for variable in session.variables())
