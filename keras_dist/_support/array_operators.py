@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_dist._support.stateless_scope import current_scope
 from keras_dist._support.types import PyTree
-from keras_dist._unstable.jax_internals import hide_explicit_mesh_in, hides_explicit_mesh, with_auto_axes
+from keras_dist._unstable.jax_internals import hide_mesh_in, hides_mesh, with_auto_axes
 from keras_dist.errors import LayoutError, ModelError, shorten
 
 
@@ -43,7 +43,7 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
     return lambda self, other: _computed(function, other, self)
 
 
-@hides_explicit_mesh
+@hides_mesh
 def _computed(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     try:
         return function(value_of(one), value_of(other))
@@ -58,7 +58,7 @@ def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda self: function(self.value)
 
 
-@hide_explicit_mesh_in
+@hide_mesh_in
 class Operators:
     """Base of objects that represent an array. Subclasses define what is only declared here.
 

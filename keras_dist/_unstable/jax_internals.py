@@ -118,12 +118,24 @@ def has_explicit_mesh() -> bool:
     return jax.sharding.AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
 
 
-def hides_explicit_mesh(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorate a function that users call: a mesh with Explicit axes that they have set is hidden while it runs."""
+def mesh_of_programs(owner: Any) -> jax.sharding.Mesh | None:
+    """Return the mesh on which an object computes. `distribution.tracing` replaces this function."""
+    return None
+
+
+def hides_mesh(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a function that users call: a mesh that they have set is hidden while it runs.
+
+    An equal mesh with Auto axes stays, and in a trace every mesh with Auto axes, since layers may use bare specs.
+    """
+    ambient, no_mesh = jax.sharding.get_abstract_mesh, mesh_lib.empty_abstract_mesh
 
     @functools.wraps(function)
     def hidden(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        if not has_explicit_mesh():
+        if ambient() is no_mesh:  # .1 us
+            return function(*args, **kwargs)
+        is_like_ours = is_tracing() or mesh_of_context() in (None, mesh_of_programs(args[0] if args else None))
+        if is_like_ours and not has_explicit_mesh():
             return function(*args, **kwargs)
         try:
             with without_mesh():
@@ -141,12 +153,12 @@ def hides_explicit_mesh(function: Callable[Arguments, Result]) -> Callable[Argum
     return hidden
 
 
-def hide_explicit_mesh_in(cls: type[Result]) -> type[Result]:
-    """Apply `hides_explicit_mesh` to the public methods that a class defines; return the class."""
+def hide_mesh_in(cls: type[Result]) -> type[Result]:
+    """Apply `hides_mesh` to the public methods that a class defines; return the class."""
     for name, member in list(vars(cls).items()):
         is_entry = name in ("__call__", "__init__", "__setitem__") or not name.startswith("_")
         if is_entry and inspect.isfunction(member) and name not in ("build", "call"):  # which `__call__` calls
-            setattr(cls, name, hides_explicit_mesh(member))
+            setattr(cls, name, hides_mesh(member))
     return cls
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 
 from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import PyTree
+from keras_dist._unstable import jax_internals
 from keras_dist._unstable.jax_internals import has_explicit_mesh, in_mesh, without_mesh
-from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import Distribution, distribution
 from keras_dist.errors import KerasDistError, ModelError
 
 T = TypeVar("T")
@@ -115,3 +116,11 @@ def _contains(said: str, texts: Sequence[str]) -> bool:
 def batch_shards(distribution: Distribution) -> int:
     """Return the number of devices over which the rows of a batch are split."""
     return distribution.device_mesh.axis_size(distribution.get_data_layout((1,)).axes[0])
+
+
+def _mesh_of(owner: Any) -> jax.sharding.Mesh | None:
+    current = traced_distribution() or getattr(owner, "distribution", None) or distribution()
+    return current.device_mesh.backend_mesh if isinstance(current, Distribution) else None
+
+
+jax_internals.mesh_of_programs = _mesh_of

@@ -18,7 +18,7 @@ from keras_dist._support.array_operators import value_of
 from keras_dist._support.lending import Borrower, Lendable
 from keras_dist._support.types import ArrayLike
 from keras_dist._unstable.flax_internals import attribute_order, restore_order, variable_role
-from keras_dist._unstable.jax_internals import hide_explicit_mesh_in
+from keras_dist._unstable.jax_internals import hide_mesh_in
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.runtime import LayerRuntime
 from keras_dist.metrics import Metric
@@ -138,7 +138,7 @@ def penalties(module: Any) -> list[jax.Array]:
     return found
 
 
-@hide_explicit_mesh_in
+@hide_mesh_in
 class WeightOwner:
     """The weights, losses and metrics of a layer."""
 

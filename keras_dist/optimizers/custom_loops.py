@@ -14,13 +14,13 @@ from keras_dist._support import tree_paths
 from keras_dist._support.array_operators import value_of
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.stateless_scope import current_scope
-from keras_dist._unstable.jax_internals import hide_explicit_mesh_in, is_traced
+from keras_dist._unstable.jax_internals import hide_mesh_in, is_traced
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.host_slots import update_in_turn
 from keras_dist.optimizers.optimizer_variables import OptimizerVariables, is_variable, keys_of
 
 
-@hide_explicit_mesh_in
+@hide_mesh_in
 class CustomLoops(OptimizerVariables):
     """The variables of an optimizer, and methods for steps on lists of arrays."""
 

@@ -24,7 +24,7 @@ from keras_dist._support.stateless_scope import current_names, current_scope, tr
 from keras_dist._support.types import ArrayLike, DTypeLike, Shape
 from keras_dist._unstable import flax_internals
 from keras_dist._unstable.flax_internals import TraceError
-from keras_dist._unstable.jax_internals import hide_explicit_mesh_in, is_traced
+from keras_dist._unstable.jax_internals import hide_mesh_in, is_traced
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout, from_keras, layout_on
 from keras_dist.distribution.placement import distribute_tensor, place_copy
@@ -62,7 +62,7 @@ def made_by_layer() -> contextlib.AbstractContextManager[object]:
     return with_value(_of_layer, True)
 
 
-@hide_explicit_mesh_in
+@hide_mesh_in
 class Variable(Lendable):
     """An array that a layer owns; assigned to an attribute of a layer, it is a weight of the layer.
 

@@ -94,6 +94,7 @@ def test_histograms_of_weights_the_speed_and_values_of_several_elements(model, t
     assert (written["epoch_f1_0", 0], written["epoch_f1_1", 0]) == (0.25, 0.5)
 
 
+@pytest.mark.filterwarnings("ignore:the loss is nan")
 def test_weights_that_are_not_finite_do_not_end_training(tmp_path):
     model = kd.Model.from_nnx(Plain, seed=0)
     model.compile("sgd", loss=LOSS)

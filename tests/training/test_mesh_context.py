@@ -172,6 +172,14 @@ def explicit(request):
         yield mesh
 
 
+@pytest.fixture(params=[(4,), (2, 4)], ids=str)
+def auto(request):
+    """Set a mesh with Auto axes, which is no mesh of a model here."""
+    devices = np.array(jax.devices()[: int(np.prod(request.param))]).reshape(request.param)
+    with jax.set_mesh(jax.sharding.Mesh(devices, ("rows", "columns")[: devices.ndim])):
+        yield
+
+
 def layered():
     members = [kd.layers.Dense(16, "relu", kernel_regularizer="l2"), kd.layers.BatchNormalization(), kd.layers.Dense(4)]
     return kd.Sequential([kd.Input((WIDTH,)), *members])
@@ -206,6 +214,33 @@ def test_a_mesh_with_explicit_axes_around_everything(explicit):
     with make():
         found = used(model or layered(), lambda x: jax.device_put(x, sharding))
     assert_close(found, expected)
+
+
+@pytest.mark.first_cases(1)
+def test_another_mesh_with_auto_axes_around_everything(auto, tmp_path):
+    with jax.set_mesh(None), scope():
+        kd.set_random_seed(3)
+        model = layered()
+        expected, before = used(model), model.get_weights()
+    with scope():
+        kd.set_random_seed(3)
+        assert_close(used(layered()), expected)
+    model.save(tmp_path / "model.keras")
+    model.set_weights([0 * one for one in before])
+    model.load_weights(tmp_path / "model.keras")
+    assert_close(model.get_weights(), before)
+    assert_close([model.predict(X, verbose=0)], [kd.saving.load_model(tmp_path / "model.keras").predict(X, verbose=0)])
+    assert len(model.losses) == 1 and (model.weights[0] + 1).shape == before[0].shape
+    assert not jax.sharding.get_abstract_mesh().empty
+
+
+def test_layers_use_an_equal_mesh_with_auto_axes():
+    class Layer(kd.Layer):
+        def call(self, inputs):
+            return bare(inputs)
+
+    with scope(), jax.set_mesh(kd.distribution.distribution().device_mesh.backend_mesh):
+        assert Layer()(X[:8]).sharding.spec == P("data", "model")
 
 
 @pytest.mark.parametrize("specs", ["reshard", "out_sharding"])
