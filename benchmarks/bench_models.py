@@ -40,13 +40,14 @@ def run(quick: bool) -> list[dict[str, Any]]:
     """Measure."""
     results = []
     for alike, what in ((True, "equal models"), (False, "models of various shapes")):
-        case = {"models": 5 if quick else MODELS, "alike": alike}
+        case: dict[str, Any] = {"models": 5 if quick else MODELS, "alike": alike}
         runs = {
             package: lambda package=package, case=case: m.in_process(__spec__.name, package=package, **case)
             for package in ("keras_dist", "keras")
         }
         samples = m.take_turns(runs, 1 if quick else 5)
-        results.append(m.result(f"{what}, all threads", *samples.values(), "s a model", case["models"], AIM))
+        ours, theirs, per = samples["keras_dist"], samples["keras"], case["models"]
+        results.append(m.result(f"{what}, all threads", ours, theirs, "s a model", per, AIM))
     return results
 
 
