@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import functools
+import hashlib
+import itertools
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -15,6 +19,10 @@ import jax.extend.core
 import numpy as np
 from jax._src import core, source_info_util
 from jax.interpreters import mlir, partial_eval
+
+_KEPT_PROGRAMS = 64
+_kept: collections.OrderedDict[Hashable, jax.stages.Compiled] = collections.OrderedDict()
+_lock = threading.Lock()
 
 
 def function_of_jaxpr(closed_jaxpr: Any) -> Callable[..., list[Any]]:
@@ -189,11 +197,48 @@ def splits_of_inputs(jaxpr: Any) -> dict[int, dict[int, tuple[str, ...]]]:
 
 
 def compile_together(
-    programs: Iterable[jax.stages.Lowered], options: Mapping[str, Any] | None = None
+    programs: Iterable[jax.stages.Lowered], options: Sequence[Mapping[str, Any]] | None = None
 ) -> list[jax.stages.Compiled]:
-    """Compile programs in threads, each while the next one is lowered: XLA works without Python's lock."""
+    """Compile programs, each with its options, in threads while the next one is lowered: XLA needs no lock of Python.
+
+    A program that equals an earlier one is not compiled again, so that models made in a loop share their programs.
+    """
+
+    def compiled(program: jax.stages.Lowered, options: Mapping[str, Any]) -> jax.stages.Compiled:
+        key = _key_of(program, options)
+        with _lock:
+            found = _kept.get(key)
+        found = found or program.compile(compiler_options=dict(options))
+        if key is not None:
+            with _lock:
+                _kept[key] = found
+                _kept.move_to_end(key)
+                while len(_kept) > _KEPT_PROGRAMS:
+                    _kept.popitem(last=False)
+        return found
+
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-        return list(threads.map(lambda program: program.compile(compiler_options=dict(options or {})), programs))
+        return list(threads.map(compiled, programs, options or itertools.repeat({})))
+
+
+def _key_of(program: jax.stages.Lowered, options: Mapping[str, Any]) -> Hashable:
+    """Return a key that is equal for programs that compile to the same, None where that cannot be known."""
+    lowering: Any = program._lowering  # pyright: ignore[reportAttributeAccessIssue]
+    args, devices = lowering.compile_args, lowering._device_list
+    unshared = ("host_callbacks", "keepalive", "ordered_effects", "unordered_effects")
+    if lowering.const_args or any(map(args.get, unshared)) or len({device.process_index for device in devices}) != 1:
+        return None  # they refer to objects and arrays of this program, or belong to a job, which compiles all
+    layouts = [tuple(args[name]) for name in ("in_shardings", "out_shardings", "in_layouts", "out_layouts")]
+    taken = [  # by the text without arguments that are not used
+        (info.shape, info.dtype, info._aval.weak_type, info.donated) for info in jax.tree.leaves(program.args_info)
+    ]
+    trees = program.in_tree, program.out_tree, tuple(taken), tuple(arguments_kept(program))
+    settings = tuple(sorted(options.items())), tuple(sorted(jax.config.values.items()))
+    key = (*layouts, *trees, *settings, tuple(devices), args["committed"], args["context_mesh"])
+    with contextlib.suppress(TypeError):
+        hash(key)
+        return hashlib.sha256(program.as_text().encode()).digest(), key
+    return None
 
 
 def with_sums(closed_jaxpr: Any) -> Any:

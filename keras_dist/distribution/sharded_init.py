@@ -10,8 +10,6 @@ of their result, so large arrays are created one after the other.
 from __future__ import annotations
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-import collections
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +21,7 @@ from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable import jaxprs
 from keras_dist._unstable.jax_internals import in_mesh, without_mesh
 from keras_dist.distribution.jobs import heartbeat
-from keras_dist.distribution.jobs.consistency import agreed_programs, is_shared
-from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.jobs.consistency import agreed_programs
 
 if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
@@ -33,10 +30,14 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES = 1 << 20
 _MANY_CONSTANTS = 16
-_KEPT_PROGRAMS = 128
 _CPU_OPTIONS = {"xla_backend_optimization_level": 1}
 """Above level 1, LLVM vectorizes small shards differently from whole arrays, and initial values differ in the last bit
 between meshes (seen with jax 0.12). Level 1 is as fast here."""
+
+_SIMPLE_BYTES = 1 << 18
+_SIMPLE_OPTIONS = {"xla_backend_optimization_level": 0}
+"""Arrays of at most so many bytes, whole, are created at level 0 on every mesh: their compilation took 10 times as long
+as their creation, and is three times as fast so."""
 
 
 class CompiledInit:
@@ -59,30 +60,28 @@ class CompiledInit:
         flat_args = jax.tree.leaves(list(args))
         slices = slices_of(closed)
         alike, others = _alike(slices, shardings)
+        is_simple = [row.nbytes <= _SIMPLE_BYTES for row in plan.rows]
         runs: list[list[tuple[list[int], tuple[np.ndarray, ...]]]] = []
-        wanted: list[tuple[Hashable, Callable[[], jax.stages.Lowered]]] = []
+        wanted: list[Callable[[], jax.stages.Lowered]] = []
 
-        def want(
-            indices: list[int], function: Callable[..., Any], numbers: tuple[np.ndarray, ...], known_as: Hashable
-        ) -> None:
+        def want(indices: list[int], function: Callable[..., Any], numbers: tuple[np.ndarray, ...]) -> None:
             jitted = jax.jit(function, out_shardings=[shardings[i] for i in indices])
-            wanted.append((known_as, without_mesh()(lambda: jitted.lower(*numbers, *flat_args))))
+            wanted.append(without_mesh()(lambda: jitted.lower(*numbers, *flat_args)))
 
-        # processes that compare programs compile all of them; forms do not include constants and layouts
-        is_kept = not (is_shared(plan.mesh) or closed.consts or any(isinstance(arg, jax.Array) for arg in flat_args))
-        bits = jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
-        takes = (*map(str, closed.in_avals), bits)
         for members in alike:
             index, first = next(iter(members.items()))
             runs.append([([i], (np.array(member.numbers, np.uint32),)) for i, member in members.items()])
-            want([index], first.__call__, runs[-1][0][1], is_kept and (takes, first.form, shardings[index]))
-        for positions in _groups([self._nbytes[i] for i in others]):
-            group = [others[position] for position in positions]
-            runs.append([(group, ())])
-            parts = [(slices[i], shardings[i]) for i in group]
-            forms = tuple((part.form, part.folded, sharding) for part, sharding in parts if part is not None)
-            want(group, _select(closed, group), (), is_kept and len(forms) == len(group) and (takes, forms))
-        self.programs = _compiled(wanted, plan.mesh)
+            want([index], first.__call__, runs[-1][0][1])
+        for level in (True, False):
+            rest = [index for index in others if is_simple[index] is level]
+            for positions in _groups([self._nbytes[i] for i in rest]):
+                group = [rest[position] for position in positions]
+                runs.append([(group, ())])
+                want(group, _select(closed, group), ())
+        programs = agreed_programs("compute initial values", plan.mesh, (lower() for lower in wanted))
+        is_cpu = all(device.platform == "cpu" for device in plan.mesh.backend_mesh.devices.flat)
+        options = [_SIMPLE_OPTIONS if is_simple[group[0][0][0]] else _CPU_OPTIONS for group in runs]
+        self.programs = jaxprs.compile_together(programs, options if is_cpu else None)
         # a program, the indices of its results, and the numbers that precede its arguments
         self._creations = [(one, *run) for one, group in zip(self.programs, runs, strict=True) for run in group]
 
@@ -100,31 +99,6 @@ class CompiledInit:
                     backend_environment.release_freed_memory()
                     created = 0
         return self._treedef.unflatten(leaves)
-
-
-_kept: collections.OrderedDict[Hashable, jax.stages.Compiled] = collections.OrderedDict()
-_lock = threading.Lock()
-
-
-def _compiled(
-    wanted: Sequence[tuple[Hashable, Callable[[], jax.stages.Lowered]]], mesh: DeviceMesh
-) -> tuple[jax.stages.Compiled, ...]:
-    """Compile programs by key (equal for programs that compute the same, False for none); reuse earlier ones."""
-    with _lock:
-        found = {known_as: _kept[known_as] for known_as, _ in wanted if known_as and known_as in _kept}
-    missing = [(known_as, lower) for known_as, lower in wanted if known_as not in found]
-    programs = agreed_programs("compute initial values", mesh, (lower() for _, lower in missing))
-    is_cpu = all(device.platform == "cpu" for device in mesh.backend_mesh.devices.flat)
-    fresh = iter(jaxprs.compile_together(programs, _CPU_OPTIONS if is_cpu else None))
-    compiled = [(known_as, found[known_as] if known_as in found else next(fresh)) for known_as, _ in wanted]
-    with _lock:
-        for known_as, program in compiled:
-            if known_as:
-                _kept[known_as] = program
-                _kept.move_to_end(known_as)
-        while len(_kept) > _KEPT_PROGRAMS:
-            _kept.popitem(last=False)
-    return tuple(program for _, program in compiled)
 
 
 def _alike(
@@ -187,7 +161,6 @@ class Slice:
         self._arguments = closed.jaxpr.invars
         self._output = output
         self.numbers = [number for equation in equations for number in _folded_with(equation)]  # folded into seeds
-        self.folded = tuple(map(int, self.numbers))
         self.form = self._form()
 
     def __call__(self, numbers: jax.Array, *arguments: ArrayLike) -> list[ArrayLike]:

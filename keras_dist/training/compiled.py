@@ -107,6 +107,7 @@ class CompiledSteps:
         self._layouts_of = _layouts_of_tensors(distribution)
         self._unwindowed = _without_windows(plan)
         self._programs: dict[Any, Callable[..., Any]] = {}
+        self.count = 0  # of programs
         self._shapes: dict[tuple[str, str], list[str]] = {}
         self._shapes_ever: collections.Counter[tuple[str, str]] = collections.Counter()
 
@@ -118,11 +119,7 @@ class CompiledSteps:
     def forget_programs(self) -> None:
         """Discard the programs, because something they depend on has changed."""
         self._programs.clear()
-
-    @property
-    def count(self) -> int:
-        """The number of compiled programs."""
-        return len(self._programs)
+        self.count = 0
 
     def train(
         self, step: LoggingStep, state: Flat, logs: Logs, execution: Execution, expected: Expected = list
@@ -196,7 +193,7 @@ class CompiledSteps:
         def run() -> Any:
             if needs_all and self._is_shared:
                 heartbeat.current().note_shared_steps(_KINDS[mode], execution.steps)
-            with _noting(execution):
+            try:  # `_noting` would take a tenth of the main thread's time for a small step
                 if not self._options.jit:
                     return self._traced(execution.rows, lambda: program(*arguments))
                 result = program(*arguments)
@@ -204,6 +201,9 @@ class CompiledSteps:
                     error, result = result
                     integer_checks.raise_found(error)
                 return result
+            except Exception as error:
+                error.add_note(f"in {_step_on(execution)}")
+                raise
 
         return run
 
@@ -238,6 +238,7 @@ class CompiledSteps:
             with _noting(executions[0]):
                 raise
         self._programs |= zip(new, programs, strict=True)
+        self.count = len(self._programs)
 
     def _facts(self, execution: Execution) -> Fingerprint:
         auto_shard = self._distribution.auto_shard_dataset
@@ -389,7 +390,11 @@ def _arguments(mode: str, before: tuple[Any, ...], execution: Execution) -> tupl
 
 def _noting(batch: Batch | Execution) -> contextlib.AbstractContextManager[None]:
     """Add the batch to errors of the module, the loss or JAX."""
-    return noting(lambda: f"a step on {batch.describe()}")
+    return noting(lambda: _step_on(batch))
+
+
+def _step_on(batch: Batch | Execution) -> str:
+    return f"a step on {batch.describe()}"
 
 
 def zero_logs(accumulators: Mapping[str, Accumulator], mesh: DeviceMesh) -> Logs:

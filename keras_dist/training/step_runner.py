@@ -347,7 +347,7 @@ class StepRunner:
                 with shielded:  # the state is consumed: whatever happens, the cell must have the new one
                     self._cell.arrays, logs = prepared()
                     if run is not None:
-                        run.progress = run.progress.after(execution.steps, execution.rows, logs)
+                        run.advance(execution.steps, execution.rows, logs)
             return logs, self._compiled.count - known
 
         return dispatch

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import io
+import sys
 from typing import Any
 
 import jax
@@ -278,6 +279,53 @@ def test_the_shorter_last_batch_of_predict_is_compiled_with_the_others(monkeypat
     assert together == [2]
 
 
+def test_equal_models_made_one_after_another_are_compiled_once(monkeypatch: Any) -> None:
+    compiled: list[str] = []
+
+    def compile_program(self: Any, compiler_options: Any = None, original: Any = jax.stages.Lowered.compile) -> Any:
+        compiled.append(self.as_text())
+        return original(self, compiler_options)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_program)
+    weights = []
+    for rows, units in ((X[:40], 21), (X[40:80], 21), (X[:40], 22)):
+        with layouts.one_device().scope():
+            model = kd.Sequential([kd.Input(X.shape[1:]), kd.layers.Dense(units), kd.layers.Dense(3)])
+        model.compile("adam", "mse")
+        model.fit(rows, np.zeros((40, 3)), batch_size=16, epochs=2, verbose=0)
+        weights.append(model.get_weights())
+        compiled.append("")
+    first, second, other = np.diff([-1, *(n for n, text in enumerate(compiled) if not text)]) - 1
+    assert first == other > 0
+    assert second == 0
+    assert not np.array_equal(weights[0][0], weights[1][0])
+
+
+def test_a_step_calls_few_functions_besides_its_program() -> None:
+    with layouts.one_device().scope():
+        model = kd.Sequential([kd.Input(X.shape[1:]), kd.layers.Dense(3)])
+    model.compile("sgd", "mse", steps_per_execution=1)
+    rows = np.zeros((160, *X.shape[1:]), "float32"), np.zeros((160, 3), "float32")
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    def calls_of_fit(epochs: int) -> int:
+        nonlocal calls
+        model.fit(*rows, batch_size=2, epochs=epochs, verbose=0)  # compiled
+        calls = 0
+        sys.setprofile(count)
+        try:
+            model.fit(*rows, batch_size=2, epochs=epochs, verbose=0)
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    assert calls_of_fit(3) - calls_of_fit(1) < 2 * 80 * 60  # 54, and 74 with copies of dataclasses and context managers
+
+
 class TestTiming:
     def test_what_it_tells(self, auto):
         timing = auto.timing
@@ -287,3 +335,39 @@ class TestTiming:
         assert timing.samples_per_second == pytest.approx(4 * 107 / timing.wall_seconds)
         assert 0 <= timing.overhead <= 1
         assert timing.peak_bytes == {}
+
+
+def _lowered(function: Any, *arguments: Any, **options: Any) -> Any:
+    return jax.jit(function, **options).lower(*arguments)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(lambda: _lowered(lambda x, unused: x + 1, *np.ones((2, 2), "f4")), id="another unused argument"),
+        pytest.param(lambda: _lowered(lambda x, unused: x + 2, np.ones(2, "f4"), 1.0), id="another constant"),
+        pytest.param(
+            lambda: _lowered(lambda x, unused: x + 1, np.ones(2, "f4"), 1.0, donate_argnums=0), id="another donation"
+        ),
+        pytest.param(
+            lambda: _lowered(lambda x, unused: [x + 1], np.ones(2, "f4"), 1.0), id="another structure of results"
+        ),
+    ],
+)
+def test_only_equal_programs_are_shared(other: Any) -> None:
+    def one() -> Any:
+        return _lowered(lambda x, unused: x + 1, np.ones(2, "f4"), 1.0)
+
+    first, second, third = (jaxprs.compile_together([make()])[0] for make in (one, one, other))
+    assert first is second is not third
+    assert jaxprs.compile_together([one()], [{"xla_backend_optimization_level": 0}])[0] is not first
+
+
+def test_programs_that_call_python_are_not_shared() -> None:
+    def calling(factor: float) -> Any:
+        shape = jax.ShapeDtypeStruct((2,), "float32")
+        return _lowered(lambda x: jax.pure_callback(lambda x: factor * x, shape, x), np.ones(2, "f4"))
+
+    for factor in (1, 2):
+        (program,) = jaxprs.compile_together([calling(np.float32(factor))])
+        np.testing.assert_array_equal(program(np.ones(2, "f4")), [factor, factor])

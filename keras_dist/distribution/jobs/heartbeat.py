@@ -234,7 +234,9 @@ class Monitor:
 
     def note_begun(self, training_steps: int) -> None:
         """Note that this number of further training steps has begun."""
-        self.note(steps=self.notes.steps + training_steps, step_at=time.time())
+        self.notes.steps, self.notes.step_at = self.notes.steps + training_steps, time.time()
+        if self._notes_file is not None:
+            self.note()
 
     def note_save(self, what: str | None, steps: int | None = None) -> None:
         """Note the checkpoint from which a restarted job resumes, or None; and the training steps in a new one."""
