@@ -19,6 +19,7 @@ from jax._src import mesh as mesh_lib
 from jax._src.shard_map import shard_map_p
 from jax.experimental import checkify
 
+from keras_dist._unstable.class_guards import add_guard
 from keras_dist.errors import ModelError
 
 Arguments = ParamSpec("Arguments")
@@ -160,6 +161,9 @@ def hide_mesh_in(cls: type[Result]) -> type[Result]:
         if is_entry and inspect.isfunction(member) and name not in ("build", "call"):  # which `__call__` calls
             setattr(cls, name, hides_mesh(member))
     return cls
+
+
+add_guard(hide_mesh_in)
 
 
 def with_auto_axes(array: Any) -> Any:

@@ -50,7 +50,7 @@ class ShardPolicy(enum.StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> ShardPolicy:
         options = [policy.value for policy in cls]
-        near = did_you_mean(value.lower(), options) if isinstance(value, str) else ""
+        near = did_you_mean(value, options) if isinstance(value, str) else ""
         raise argument_error("policy", value, one_of(options) + near, example="auto", error=DataError)
 
 

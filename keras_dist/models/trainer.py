@@ -322,12 +322,14 @@ class Trainer(CompileMethods):
 
     def _ready_to_train(self, method: str, x: Any) -> BuiltModel:
         self._check_compiled(method)
-        session = self._on_its_mesh(method, x)
+        session = self._with_weights(x)
+        session.check_current_distribution(method)
         session.warn_of_trainable()
         return session
 
     def _on_its_mesh(self, method: str, x: Any) -> BuiltModel:
-        """Return the built model; raise if the current distribution is another one."""
+        """Return the built model; raise if it is on one device, and the current distribution is another one."""
         session = self._with_weights(x)
-        session.check_current_distribution(method)
+        if session.cell.mesh.size == 1:
+            session.check_current_distribution(method)
         return session

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 from keras_dist._support.arguments import check_flags
 from keras_dist._support.signatures import takes
-from keras_dist._unstable.jax_internals import hide_mesh_in
+from keras_dist._unstable.class_guards import guard_class
 from keras_dist.errors import ConfigError, ConstructorError, ModelError, shorten
 from keras_dist.saving.serialization import (
     deserialize_keras_object,
@@ -61,7 +61,7 @@ class Configurable:
         super().__init_subclass__(**kwargs)
         _check_overrides(cls)
         if cls.__module__.startswith("keras_dist."):
-            hide_mesh_in(cls)
+            guard_class(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Note the arguments of `__init__`."""

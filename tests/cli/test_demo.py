@@ -36,7 +36,7 @@ def test_every_mesh_reaches_95_percent_and_tells_the_time(outputs):
 
 def test_shows_the_layout_table_and_progress_with_loss_and_accuracy(outputs):
     output = outputs["data=2,model=4"]
-    assert re.search(r"hidden/kernel\s+│ 64 x 256 │ float32\s+│ parameter │ \(-, model\)", output)
+    assert re.search(r"hidden/kernel\s+│ 64 x 256 │ 16,384 │ float32\s+│ parameter │ \(-, model\)", output)
     assert re.search(r"12/12 ━+ .*loss: \d\.\d+ - accuracy: \d\.\d+", output)
 
 

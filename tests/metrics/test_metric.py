@@ -94,7 +94,7 @@ def test_a_variable_may_begin_with_an_array():
     ("wrong", "message"),
     [
         (lambda: metrics.Metric("mean"), "`dtype` must be the name of a dtype"),
-        (lambda: metrics.Metric(name=3), "`name` must be a string or None"),  # type: ignore[arg-type]
+        (lambda: metrics.Metric(name=3), "`name` must be a string"),  # type: ignore[arg-type]
         (lambda: metrics.Mean().add_variable((), "zeroes"), "unknown initializer.*'zeros'"),
         (lambda: metrics.Mean().add_variable((2,), np.ones(3)), r"(?s)array of another shape.*\(2,\)"),
         (lambda: metrics.Mean().stateless_result([1.0]), "`metric_variables` does not fit"),
