@@ -16,7 +16,8 @@ def pages() -> dict[str, str]:
     group: Any = typer.main.get_command(app)
     codes = re.sub(r"^\x08?\s*Exit codes:\n", "", group.epilog or "")
     lines = ["# Commands", "", group.help, ""]
-    lines += ["`python -m keras_dist` is the same program. Each command also has `--help` and `--debug`.", ""]
+    same = "`python -P -m keras_dist` is the same program; without `-P` Python looks for modules in the current folder."
+    lines += [f"{same} Each command also has `--help` and `--debug`.", ""]
     for name, command in group.commands.items():
         lines += [f"## keras-dist {name}", "", *_command(name, command)]
     return {"cli.md": "\n".join([*lines, "## Exit codes", "", "```text", codes.rstrip(), "```", ""])}

@@ -55,13 +55,14 @@ class History(Callback):
 
     def _warn_of_nan(self) -> None:
         """Warn once if the loss of the last epoch is NaN, unless a callback as `TerminateOnNaN` ends the training."""
-        loss = self.history.get("loss", [0])[-1]
+        losses = {name: self.history.get(name, [0])[-1] for name in ("loss", "val_loss")}
+        wrong = [name for name, loss in losses.items() if isinstance(loss, float) and math.isnan(loss)]
         if self._warned or not self.epoch or self.model.stop_training or not is_chief():
             return
-        if isinstance(loss, float) and math.isnan(loss):
+        if wrong:
             self._warned, hint = True, index_hint(self.model, " ")
             number = self.epoch[-1] + 1
-            warn(f"the loss is nan in epoch {number}.{hint} TerminateOnNaN() names the first batch, or variable.")
+            warn(f"the {wrong[0]} is nan in epoch {number}.{hint} TerminateOnNaN() names the first batch, or variable.")
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self.epoch.append(epoch)

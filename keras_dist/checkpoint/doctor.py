@@ -171,7 +171,7 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
         [('step_00000000', True)]
     """
     path = refreshed(folder_path(check_path("path", path, "states", CheckpointError)))
-    path = path.resolve() if os.path.islink(path) else path  # others are not followed
+    path = path.__class__(os.path.realpath(path)) if os.path.islink(path) else path  # others are not followed
     if not path.is_dir():
         summary = f"examine: {str(path)!r} is {'a file' if path.exists() else 'not there'}"
         fix = "the directory that CheckpointManager or BackupAndRestore was given, or a folder of Model.save"

@@ -113,10 +113,11 @@ def load_valid(
 
 def _remove(table: dict[Any, Any], loc: Loc) -> None:
     """Remove the value at a key path; of a value in a list, the list."""
-    *tables, name = itertools.takewhile(lambda part: isinstance(part, str), loc)
-    for part in tables:
+    names = list(itertools.takewhile(lambda part: isinstance(part, str), loc))
+    for part in names[:-1]:
         table = as_table(table.get(part)) or {}
-    table.pop(name, None)
+    for name in names[-1:]:
+        table.pop(name, None)
 
 
 def _placed(problem: Problem, settings: _Settings) -> Problem:

@@ -19,7 +19,7 @@ from keras_dist.errors import ConfigError, ModelError, with_type
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.optimizer_variables import has_rate
 
-_SPECIAL_STATES = (optax.LookaheadState, optax.MultiStepsState)
+_SPECIAL_STATES = (optax.LookaheadState, optax.MultiStepsState, optax.ApplyEvery)
 _OF_THE_LOSS = ("value", "grad", "value_fn")  # arguments of transformations that need the loss, such as lbfgs
 
 
@@ -76,11 +76,11 @@ class OptaxOptimizer(CustomLoops):
         if optax.LookaheadState in kinds:
             fix = "an average of the weights, as in Adam(use_ema=True)"
             raise ModelError(f"optimizer {self.name!r} needs pairs of weights", given="optax.lookahead", fix=fix)
-        if optax.MultiStepsState in kinds:
+        if kinds & {optax.MultiStepsState, optax.ApplyEvery}:
             self._warn_once(
                 "weights all batches alike: its updates differ from one large batch where rows or tokens differ",
-                given="optax.MultiSteps",
-                fix="OptaxOptimizer(transformation, gradient_accumulation_steps=4), without optax.MultiSteps",
+                given="optax.MultiSteps or optax.apply_every",
+                fix="OptaxOptimizer(transformation, gradient_accumulation_steps=4), without these",
             )
         if self.gradient_accumulation_steps is None:
             return slots

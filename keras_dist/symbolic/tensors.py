@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import random
-from keras_dist._support.array_operators import values_in
+from keras_dist._support.array_operators import Operators, values_in
 from keras_dist._support.types import DTypeLike, PyTree
+from keras_dist._unstable.flax_internals import is_variable
 from keras_dist._unstable.jax_internals import refuse_as_array
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in, without_kernels
@@ -271,6 +272,11 @@ def is_any_symbolic(tree: PyTree) -> bool:
 
 def connect(step: GraphCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
     """Return a call of a layer or operation on symbolic inputs, with its symbolic outputs."""
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_variable)
+    if foreign := [leaf for leaf in leaves if is_variable(leaf) and not isinstance(leaf, Operators)]:
+        summary = f"{step.name!r} of a variable of flax.nnx: the model would not train the variable"
+        fix = "layers.NNXLayer(module)(tensor) for the module that owns the variable"
+        raise ModelError(summary, given=f"{type(foreign[0]).__name__} of shape {foreign[0].shape}", fix=fix)
     node = Node(step, args, kwargs)
     on_host = runs_on_host(step)
     for tensor in node.parents:

@@ -220,3 +220,18 @@ def test_a_module_called_on_a_symbolic_tensor_names_a_way_that_works(kind: Any) 
         module(inputs)
     assert "layers.NNXLayer(module)(tensor)" in caught.value.fix
     assert layers.NNXLayer(module)(inputs).shape == (None, sizes[-1])
+
+
+def test_a_variable_of_nnx_is_not_a_constant_of_the_model():
+    class Own(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(np.ones((3, 2), "float32"))
+
+        def __call__(self, x):
+            return x @ self.w
+
+    with pytest.raises(ModelError, match="would not train the variable") as caught:
+        Own()(kd.Input((3,)))
+    assert "layers.NNXLayer(module)(tensor)" in caught.value.fix
+    model = kd.Sequential([kd.Input((3,)), layers.NNXLayer(Own())])
+    assert len(model.trainable_variables) == 1
