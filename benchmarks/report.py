@@ -15,6 +15,7 @@ PICTURES = m.ROOT / "docs" / "images"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 ORDER = (
     "loop",
+    "models",
     "steps",
     "resident",
     "keras",

@@ -172,4 +172,4 @@ def test_a_model_after_training_with_its_programs(make, devices):
             gc.collect()
             assert [name for name, one in references.items() if one() is not None] == []
             counts.append((len(jax.devices()[0].client.live_executables()), len(jax.live_arrays())))
-    assert counts[0] == counts[1]
+    assert all(after <= before for before, after in zip(*counts, strict=True))  # older programs may have been dropped

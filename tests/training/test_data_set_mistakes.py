@@ -116,6 +116,7 @@ class TestMistakes:
             history = model.fit(iter(cut((X, Y), 8)), epochs=3, verbose=0)
         assert history.epoch == [0] and int(model.optimizer.iterations) == len(cut((X, Y), 8))
 
+    @pytest.mark.filterwarnings("ignore:the loss is nan")
     @pytest.mark.first_cases(1)
     @pytest.mark.parametrize(("kind", "count"), [(list, 1), (tuple, 2), (list, 3)])
     def test_a_list_of_batches_is_told_from_x_and_y(self, kind, count):

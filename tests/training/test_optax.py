@@ -61,6 +61,7 @@ class Losses(kd.callbacks.Callback):
         self.totals.append(logs["loss"] * (batch + 1))
 
 
+@pytest.mark.filterwarnings("ignore:.*weights all batches alike")  # of equal batches
 @pytest.mark.first_cases(1)
 @repeated
 @pytest.mark.parametrize("name", CHAINS)

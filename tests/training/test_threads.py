@@ -73,6 +73,7 @@ def test_a_callback_may_use_its_own_model(model, action):
     assert np.isfinite(nested.result).all()
 
 
+@pytest.mark.filterwarnings("ignore:the loss is nan")
 @pytest.mark.parametrize("method", ["add", "pop"])
 def test_layers_are_not_added_or_removed_while_fit_runs(method):
     model = kd.Sequential([kd.Input((8,)), kd.layers.Dense(3), kd.layers.Dense(3)])

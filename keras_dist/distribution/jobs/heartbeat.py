@@ -486,7 +486,7 @@ class JobMonitor(Monitor):
         who = "it" if blamed == self.process else f"process {blamed} of {self.processes}"
         again = "start the job again" if self._has_saved else f"nothing since this start; {_IN_VAIN}"
         advice = "nothing is saved" if saved is None else f"saved: {saved}; {again}"
-        self._exit(blamed, reason, f"{who} {reason}; {advice}", EXIT_RESTART if self._has_saved else 1)
+        self._exit(blamed, reason, f"{who} {reason}; {advice}", EXIT_RESTART if saved and self._has_saved else 1)
 
     def _exit(self, blamed: int, reason: str, told: str, code: int) -> NoReturn:
         self.note(blamed=blamed, reason=reason)

@@ -147,8 +147,7 @@ def initialize(
         "num_processes": given.num_processes,
         "process_id": given.process_id,
         "initialization_timeout": _seconds_until(end),
-        # JAX's own time-out aborts without a reason, also a job that was suspended: `jobs.heartbeat` is earlier
-        "heartbeat_timeout_seconds": round(10 * heartbeat_timeout_s),
+        "heartbeat_timeout_seconds": round(heartbeat_timeout_s),
         "shutdown_timeout_seconds": round(shutdown_timeout_s),
     }
     attempt = _Attempt(given, end)
