@@ -34,11 +34,6 @@ _CPU_OPTIONS = {"xla_backend_optimization_level": 1}
 """Above level 1, LLVM vectorizes small shards differently from whole arrays, and initial values differ in the last bit
 between meshes (seen with jax 0.12). Level 1 is as fast here."""
 
-_SIMPLE_BYTES = 1 << 18
-_SIMPLE_OPTIONS = {"xla_backend_optimization_level": 0}
-"""Arrays of at most so many bytes, whole, are created at level 0 on every mesh: their compilation took 10 times as long
-as their creation, and is three times as fast so."""
-
 
 class CompiledInit:
     """An initializer, compiled for a plan as one or more programs that run one after another.
@@ -60,7 +55,6 @@ class CompiledInit:
         flat_args = jax.tree.leaves(list(args))
         slices = slices_of(closed)
         alike, others = _alike(slices, shardings)
-        is_simple = [row.nbytes <= _SIMPLE_BYTES for row in plan.rows]
         runs: list[list[tuple[list[int], tuple[np.ndarray, ...]]]] = []
         wanted: list[Callable[[], jax.stages.Lowered]] = []
 
@@ -72,16 +66,13 @@ class CompiledInit:
             index, first = next(iter(members.items()))
             runs.append([([i], (np.array(member.numbers, np.uint32),)) for i, member in members.items()])
             want([index], first.__call__, runs[-1][0][1])
-        for level in (True, False):
-            rest = [index for index in others if is_simple[index] is level]
-            for positions in _groups([self._nbytes[i] for i in rest]):
-                group = [rest[position] for position in positions]
-                runs.append([(group, ())])
-                want(group, _select(closed, group), ())
+        for positions in _groups([self._nbytes[i] for i in others]):
+            group = [others[position] for position in positions]
+            runs.append([(group, ())])
+            want(group, _select(closed, group), ())
         programs = agreed_programs("compute initial values", plan.mesh, (lower() for lower in wanted))
         is_cpu = all(device.platform == "cpu" for device in plan.mesh.backend_mesh.devices.flat)
-        options = [_SIMPLE_OPTIONS if is_simple[group[0][0][0]] else _CPU_OPTIONS for group in runs]
-        self.programs = jaxprs.compile_together(programs, options if is_cpu else None)
+        self.programs = jaxprs.compile_together(programs, [_CPU_OPTIONS] * len(runs) if is_cpu else None)
         # a program, the indices of its results, and the numbers that precede its arguments
         self._creations = [(one, *run) for one, group in zip(self.programs, runs, strict=True) for run in group]
 

@@ -422,7 +422,8 @@ if kd.distribution.is_chief():
 STEPS = 24
 HOW = {
     "SIGKILL": "was ended by SIGKILL",
-    "SIGSTOP": "does not answer: it is stopped (SIGSTOP)",
+    "SIGSTOP": "has exited or hangs: silent for 60 s; if its machine is only slow, raise heartbeat_timeout_s, "
+    "according to process 1",
     "raises": "has failed: ValueError: 'no disk'",
 }
 OPTIONS = "--processes", 2, "--devices-per-process", 2
