@@ -9,7 +9,7 @@ _classes: list[type] = []
 
 
 def guard_class(cls: type) -> None:
-    """Apply the guards to a class, those of modules that are not loaded yet later."""
+    """Apply the guards to a class, now and when further guards are added."""
     _classes.append(cls)
     for guard in _guards:
         guard(cls)

@@ -172,4 +172,6 @@ def test_a_model_after_training_with_its_programs(make, devices):
             gc.collect()
             assert [name for name, one in references.items() if one() is not None] == []
             counts.append((len(jax.devices()[0].client.live_executables()), len(jax.live_arrays())))
-    assert all(after <= before for before, after in zip(*counts, strict=True))  # older programs may have been dropped
+    (programs, arrays), (programs_after, arrays_after) = counts
+    assert arrays_after == arrays
+    assert programs_after <= programs  # the cache of 64 programs may have dropped one of an earlier test
