@@ -7,21 +7,33 @@ under the reader. Flax's own variables cannot note who reads them, so that array
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import itertools
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._support.array_operators import Operators
+from keras_dist._support.context_variables import with_value
 from keras_dist._support.stateless_scope import current_scope
 from keras_dist._unstable import flax_internals, jax_internals
 
 switching = threading.RLock()
 """Guards borrowing and returning, so that no thread reads an array that a step is about to delete."""
+
+
+_reads_shapes: contextvars.ContextVar[bool] = contextvars.ContextVar("reads_shapes", default=False)
+
+
+def shapes_only() -> contextlib.AbstractContextManager[object]:
+    """Inside, reading a variable that has no array yet gives its shape, and creates no array."""
+    return with_value(_reads_shapes, True)
 
 
 class Changes:
@@ -40,7 +52,6 @@ class Borrower(Protocol):
     """An object that holds the current arrays of variables, such as a training state while it trains."""
 
     lock: Any = Operators._lock
-    is_deferred = False  # the arrays do not exist yet
 
     array_of: Callable[[Lendable], Any]  # returns the current array of a lent variable; the next step may delete it
     take: Callable[[Lendable, Any], None]  # replaces that array by an unshared one
@@ -82,12 +93,15 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
     the slots of the optimizer of a model are.
     """
 
-    __slots__ = ("_borrower", "_is_own", "_keepers", "_mesh")
+    __slots__ = ("_borrower", "_initial", "_is_own", "_keepers", "_mesh")
+
+    create: Callable[[], None]  # creates the array of a deferred variable alone
 
     def _read_raw(self) -> Any:
         with switching:
             borrower = self.borrower
             if borrower is None:
+                self._have_array()
                 object.__setattr__(self, "_is_own", False)
                 return flax_internals.raw_value.__get__(self)
         return borrower.copy_of(self)
@@ -106,6 +120,26 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
             borrower.set_to_copy(self, value)
         for keeper in keepers:
             keeper.drop(self)
+
+    @property
+    def initial(self) -> Any:
+        """What the array is created from; None for variables that were made of an array."""
+        return self._slot("_initial", None)
+
+    def begin_with(self, initial: Any) -> None:
+        """Set what the array is created from."""
+        object.__setattr__(self, "_initial", initial)
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether the array does not exist yet."""
+        is_shape = type(flax_internals.raw_value.__get__(self)) is jax.ShapeDtypeStruct
+        return is_shape and self.borrower is None and self.initial is not None
+
+    def _have_array(self) -> None:
+        if type(flax_internals.raw_value.__get__(self)) is jax.ShapeDtypeStruct and not _reads_shapes.get():
+            if self.is_deferred:
+                self.create()
 
     @property
     def borrower(self) -> Borrower | None:
@@ -141,18 +175,21 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
     def peek(self) -> Any:
         """Return the current array for immediate use; the caller must not keep it."""
         borrower = self.borrower
-        return flax_internals.raw_value.__get__(self) if borrower is None else borrower.array_of(self)
+        if borrower is not None:
+            return borrower.array_of(self)
+        self._have_array()
+        return flax_internals.raw_value.__get__(self)
 
     @property
     def _shown(self) -> Any:
-        borrower = self.borrower
-        return "deferred" if borrower is not None and borrower.is_deferred else self.peek()
+        return "deferred" if self.is_deferred else self.peek()
 
     def current(self) -> Any:
         """Return the array, or a copy while it is lent, which no step of the borrower deletes."""
         with switching:
             borrower = self.borrower
             if borrower is None:
+                self._have_array()
                 return flax_internals.raw_value.__get__(self)
         return borrower.copy_of(self)
 
@@ -189,8 +226,12 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
     def __deepcopy__(self, memo: dict[int, Any]) -> Lendable:
         """Return a variable that is in no model, with a copy of the value."""
         if id(self) not in memo:  # otherwise Flax returns a copy of the array
-            value = jnp.array(self.current(), copy=True)
+            is_deferred = self.is_deferred
+            raw = flax_internals.raw_value.__get__(self)
+            value = raw if is_deferred else jnp.array(self.current(), copy=True)
             memo[id(self)] = type(self).from_metadata(value, dict(self.get_metadata()))
+            if is_deferred:
+                memo[id(self)].begin_with(self.initial)
         return memo[id(self)]
 
     # Required by `Operators`

@@ -43,6 +43,11 @@ def is_tracing() -> bool:
     return not core.trace_state_clean()
 
 
+def outside_of_traces() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which JAX computes at once, also inside of a function that it traces."""
+    return jax.core.eval_context()
+
+
 def check(is_right: Any, text: str, **values: Any) -> None:
     """Check a condition inside a function that `with_checks` wraps; `text` is formatted with the values."""
     checkify.check(is_right, text, **values)

@@ -102,12 +102,12 @@ class FromFunction(RandomInitializer):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
-        self._wants_key = _wants_key(function)
+        self.wants_key = _wants_key(function)
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
         """Return the result of the function as an array of `dtype`."""
         dtype = dtype or "float32"
-        if self._wants_key:
+        if self.wants_key:
             values = self.function(self.choose_key(key), shape, dtype)
         elif _takes_dtype_by_name(self.function):
             values = self.function(shape, dtype=dtype)

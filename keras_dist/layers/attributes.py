@@ -91,7 +91,7 @@ class Precision:
     __slots__ = ()
 
     name: str
-    _has_weights: bool
+    _is_built: bool
     autocast: bool
     _dtype_policy: DTypePolicy
     _takes_keep: ClassVar[bool] = False
@@ -107,7 +107,7 @@ class Precision:
 
     @dtype_policy.setter
     def dtype_policy(self, value: DTypeLike | DTypePolicy | None) -> None:
-        if self._has_weights:
+        if self._is_built:
             summary = f"the dtype policy of layer {self.name!r} cannot change any more: it is built"
             raise ModelError(summary, given=f"dtype_policy = {value!r}", fix="pass dtype=... when you make the layer")
         self._dtype_policy = policy_of(value, self.name, takes_keep=self._takes_keep)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -17,8 +18,8 @@ from keras_dist._support import dim_names as dims
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import DTypeLike, PyTree, Shape
-from keras_dist._unstable.flax_internals import is_data_attribute, trace_state_of
-from keras_dist._unstable.jax_internals import is_traced
+from keras_dist._unstable.flax_internals import in_trace_of, trace_state_of
+from keras_dist._unstable.jax_internals import is_tracing
 from keras_dist.distribution.layout import from_keras
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import describe_variables
@@ -26,7 +27,7 @@ from keras_dist.errors import ArgumentTypeError, DistributionError, KerasDistErr
 from keras_dist.layers.call_arguments import as_shapes, called_with_shapes
 from keras_dist.layers.names import keras_paths
 from keras_dist.layers.runtime import LayerRuntime
-from keras_dist.layers.stacked_layers import each_slice, leading_dims, stack
+from keras_dist.layers.shape_calls import built_by_original, note_stacked, stacked_dims
 from keras_dist.layers.weight_arguments import (
     Identifier,
     Layout,
@@ -37,12 +38,14 @@ from keras_dist.layers.weight_arguments import (
 )
 from keras_dist.layers.weights import direct_variables, walk
 from keras_dist.variables import call_context
-from keras_dist.variables.variable import Variable, check_shape, drawn, made_by_layer
+from keras_dist.variables.initial_values import EachSlice, initial_of
+from keras_dist.variables.variable import Variable, check_shape, drawn
 
 
 def _counted(build: Callable[..., None]) -> Callable[..., None]:
     """Return `build` followed by the bookkeeping of a built layer; nested `super().build()` calls do it only once."""
 
+    @built_by_original
     @functools.wraps(build)
     def counted(self: Building, *args: Any, **kwargs: Any) -> None:
         if self._runtime.made is not None:
@@ -59,8 +62,6 @@ def _counted(build: Callable[..., None]) -> Callable[..., None]:
                 self._finish_building()
         finally:
             self._runtime.made = None
-        if call_context.current() is None:
-            shard_weights(self)
 
     return counted
 
@@ -246,9 +247,8 @@ class Building:
             default = "glorot_uniform" if jnp.issubdtype(dtype, jnp.floating) else "zeros"
             initializer = described.get(f"{name}_initializer", default)
         layout = described.get(f"{name}_layout") if layout is None else layout
-        shape = () if shape is None else shape
-        stacked = leading_dims()
-        shape = check_shape(shape, repr(label))
+        stacked, what = stacked_dims(), f"{label!r} in layer {self.name!r}"
+        shape = check_shape(() if shape is None else shape, what)
         names = (*[dims.LAYERS] * len(stacked), *(dim_names or [None] * len(shape)))
         if stacked:
             shape = (*stacked, *shape)
@@ -257,14 +257,16 @@ class Building:
         if len(names) != len(shape):
             given = f"dim_names={dim_names} for shape {shape[len(stacked) :]}"
             raise ModelError(f"`dim_names` of weight {label!r} must have a name or None for each dim", given=given)
-        leading = dims.leading(names)
-        initializer = each_slice(initializer, leading) if leading else initializer
-        value = drawn(initializer, shape, dtype, f"{label!r} in layer {self.name!r}")
-        with made_by_layer():
-            first = value[(0,) * len(stacked)] if stacked else value
-            variable = Variable(
-                first, trainable=trainable, autocast=autocast, aggregation=aggregation, name=name, layout=layout
-            )
+        leading, draw = dims.leading(names), initializers.get(initializer)
+        draw = EachSlice(draw, leading) if leading else draw
+        with in_trace_of(self):
+            whole: Any = jax.ShapeDtypeStruct(shape, dtype)
+            initial: Any = initial_of(draw, what)
+            if is_tracing():  # made in a trace, which computes the values
+                whole = drawn(draw, shape, dtype, what)
+                initial = whole[(0,) * len(stacked)] if stacked else whole
+            kind: Any = {"trainable": trainable, "autocast": autocast, "layout": layout}
+            variable = Variable.of_layer(initial, shape[len(stacked) :], dtype, name, **kind)
         penalty = regularizers.get(regularizer) or described.get(f"{name}_regularizer")
         rule = constraints.get(constraint) or described.get(f"{name}_constraint")
         if leading:
@@ -274,7 +276,7 @@ class Building:
         if any(names):
             variable.set_metadata(dim_names=names)
         if stacked:
-            stack(variable, value)
+            note_stacked(variable, whole)
         self._number_weight(variable)
         if self._runtime.made is not None:
             self._runtime.made.append((label, variable))
@@ -307,18 +309,19 @@ class Building:
             cls.build = _counted(vars(cls)["build"])  # type: ignore[method-assign]
 
     def _build_once(self, tensors: Mapping[str, PyTree], context: call_context.CallContext) -> None:
+        is_copy = self._runtime.original is not None
+        is_apart = not is_copy and trace_state_of(self) != context.root
+        if is_apart and (not self._is_built or any(True for _ in walk(self))):
+            self._check_same_trace()  # weights of another model would become constants of this trace
         if self._is_built:
-            # weights of another model would become constants of this trace
-            if trace_state_of(self) != context.root and any(True for _ in walk(self)):
-                self._check_same_trace(is_alone=False)
             return
         if self._needs_no_building() and not trace_state_of(self).is_valid():
             return  # made outside of this trace, where it cannot be marked as built, and there is nothing to create
-        self._check_same_trace(is_alone=trace_state_of(self) == context.root)
-        called_with_shapes(self.build, tensors)
-        if not self._is_built:  # a model, whose `build` builds its layers
-            self._runtime.made = []
-            self._finish_building()
+        with contextlib.nullcontext() if is_copy else in_trace_of(self):
+            called_with_shapes(self.build, tensors)
+            if not self._is_built:  # a model, whose `build` builds its layers
+                self._runtime.made = []
+                self._finish_building()
 
     def _finish_building(self) -> None:
         for name, value in list(vars(self).items()):
@@ -328,15 +331,8 @@ class Building:
                 _ = value.state  # created here, not in the first step that draws
         self._check_weights_are_kept()
         self._is_built = True
-        self._runtime.built_with = {
-            name: value
-            for name, value in vars(self).items()
-            if not (is_data_attribute(self, name) or any(map(is_traced, jax.tree.leaves(value))))
-        }
 
     def _number_weight(self, variable: Variable) -> None:
-        if self._runtime.deferred is not None:
-            self._runtime.deferred.create()
         if variable.get_metadata("number") is None:
             taken = [other.get_metadata().get("number") or 0 for _, other in direct_variables(self)]
             taken += [other.get_metadata("number") for _, other in self._runtime.made or ()]
@@ -351,18 +347,13 @@ class Building:
             fix = "self.kernel = self.add_weight(...)"
             raise ModelError(summary, given="the result of add_weight, not assigned", fix=fix)
 
-    def _check_same_trace(self, *, is_alone: bool) -> None:
+    def _check_same_trace(self) -> None:
         """Check that the layer was made in the current trace, or outside of traces if there is none."""
         if trace_state_of(self).is_valid():
             return
-        if is_alone:
-            summary = f"layer {self.name!r} is not built, and cannot create weights in a function that JAX traces"
-            given = f"{type(self).__name__} made outside of the function, such as a function of jax.jit or jax.grad"
-            fix = "build it first: call it on an array, or layer.build(shape); or pass it as an argument to nnx.jit"
-        else:
-            summary = f"layer {self.name!r} is called inside of a model that it is not part of"
-            given = f"{type(self).__name__} made outside, called in a function or layer of the model"
-            fix = "make it an attribute of the model or layer that calls it, or call it on symbolic tensors"
+        summary = f"layer {self.name!r} is called inside of a model that it is not part of"
+        given = f"{type(self).__name__} made outside, called in a function or layer of the model"
+        fix = "make it an attribute of the model or layer that calls it, or call it on symbolic tensors"
         raise ModelError(summary, given=given, fix=fix)
 
     def _is_made_by_building(self, name: str) -> bool:

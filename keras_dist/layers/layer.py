@@ -15,6 +15,7 @@ from flax import nnx
 from keras_dist import regularizers
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.array_operators import native, value_of, values_in
+from keras_dist._support.lending import shapes_only
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.signatures import takes_keyword
 from keras_dist._support.traced_values import explaining_traced_values
@@ -42,12 +43,11 @@ from keras_dist.layers.call_arguments import (
     training_of,
     value_given,
 )
-from keras_dist.layers.deferred_weights import as_before_building, build_as_called
 from keras_dist.layers.other_frameworks import check_is_ours, is_of_keras
 from keras_dist.layers.remat_scope import RematScope, current_scope
 from keras_dist.layers.runtime import HasRuntime
 from keras_dist.layers.weight_arguments import Identifier, defaults_of
-from keras_dist.layers.weights import WeightOwner, direct_variables, walk_owned
+from keras_dist.layers.weights import WeightOwner, direct_variables, has_deferred, walk, walk_owned
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.saving import Configurable, not_initialised
 from keras_dist.saving.object_registry import snake_case
@@ -60,10 +60,9 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
 
     Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.
 
-    A call on symbolic tensors makes the weights as deferred variables, without arrays: `layer.kernel` is a
-    `kd.Variable`, and stays the same object. The model creates the arrays, sharded from the start. If a layer is called
-    on arrays before, or a value is read or set, the arrays of this layer are created alone, and the model moves them to
-    its mesh.
+    A layer builds itself once, in its first call, also inside of a function that JAX traces. Its weights are variables
+    without arrays: `layer.kernel` is a `kd.Variable`, and stays the same object. The model creates the arrays, sharded
+    from the start. A value that is read before is created alone, and the model moves it to its mesh.
 
     Args:
         activity_regularizer: a function of the output that is added to the loss.
@@ -96,8 +95,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         (2, 3)
 
     Differs from Keras: automatic names are numbered within each model, so that the same code gives the same paths. The
-    path of a sublayer consists of the attributes that lead to it. A model builds copies of its layers, and may do so
-    more than once: `build` creates weights and sublayers and sets attributes, and has no other effects.
+    path of a sublayer consists of the attributes that lead to it.
     """
 
     __slots__ = ()
@@ -113,7 +111,6 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
     _remat: RematScope | None = None
     is_host_side: ClassVar[bool] = False
     """Whether the layer runs on the host, before data are sent to devices: a `HostLayer`."""
-    _build_as_called = build_as_called
 
     def __init__(
         self,
@@ -162,7 +159,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
     @property
     def built(self) -> bool:
         """Whether the weights exist or can be created: there are none, or the layer was called on symbolic tensors."""
-        return self._has_weights or bool(self._runtime.nodes) or self._needs_no_building()
+        return self._is_built or bool(self._runtime.nodes) or self._needs_no_building()
 
     @built.setter
     def built(self, value: bool) -> None:
@@ -176,10 +173,6 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
     @classmethod
     def _makes_masks(cls) -> bool:
         return cls.compute_mask is not Layer.compute_mask
-
-    @property
-    def _has_weights(self) -> bool:
-        return self._is_built and self._runtime.deferred is None
 
     @property
     def trainable(self) -> bool:
@@ -215,18 +208,20 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
             if self._is_built and args:
                 check_inputs(self.input_spec, args[0], self.name)
             return symbolic.connect(self, args, kwargs)
-        is_alone, was_built = call_context.current() is None, self._has_weights
+        is_alone = call_context.current() is None
+        is_new = is_alone and (not self._is_built or has_deferred(self))
         if is_alone:
             check_not_forked()
             self.forget_losses()
-        if self._runtime.deferred is not None:
-            self._runtime.deferred.create_for(self, args, kwargs)
         with call_context.entered(kwargs.get("training")) as context:
             outputs = self._run(args, kwargs, context)
-        if is_alone and not was_built:
+        if is_new:
             shard_weights(self)
             self._update_param_kinds()
         return outputs
+
+    def check_may_create(self) -> None:
+        """Raise if the value of a weight may not be created alone."""
 
     def rematerialized_call(
         self, layer_call: Callable[..., PyTree], *args: Any, **kwargs: Any
@@ -339,8 +334,6 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
             label = vars(self).get("_name", type(self).__name__)
             message += f"; layer {label!r} is not built: its weights are created when it is called on an array, "
             message += "or is in a model that knows its input"
-            if self._runtime.nodes:
-                message += "; read `layer.weights` to build it alone now"
         elif not name.startswith("_"):
             message += did_you_mean(name, (known for known in dir(self) if not known.startswith("_") and known != name))
         raise AttributeError(message)
@@ -354,8 +347,11 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         yield shown_as(repr(self))  # in lists and dicts
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
-        with as_before_building(self):
+        with shapes_only():
             copied = super().__deepcopy__(memo)
+        for (_, ours), (_, theirs) in zip(walk(self), walk(copied), strict=True):
+            if isinstance(ours, Variable) and ours.is_deferred:
+                theirs.begin_with(ours.initial)
         restore_order(copied, attribute_order(self))
         return self._pass_arguments(copied)
 

@@ -149,6 +149,8 @@ class LoraLayer(Layer):
         if self._runtime.membership is None:
             with undone_on_error(self):
                 self.adapt(factors)
+                for name in self.lora_names[1:]:
+                    getattr(self, name).peek()  # an initializer may raise
         else:
             self._runtime.membership.add_weights(self, lambda: self.adapt(factors))
         vars(self).update(lora_rank=factors.rank, lora_alpha=factors.alpha)  # allowed in a built model, too

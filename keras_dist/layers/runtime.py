@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import jax
     from flax import nnx
 
-    from keras_dist.layers.deferred_weights import DeferredWeights
     from keras_dist.layers.layer import Layer
     from keras_dist.symbolic.tensors import Node
     from keras_dist.variables.variable import Variable
@@ -37,27 +36,23 @@ class LayerRuntime:
 
     Attributes:
         nodes: calls on symbolic tensors.
-        first_call: in a copy, the first of the `nodes` of the original, until the copy is built.
+        original: of a copy that is called for shapes, the layer that was copied.
         membership: the first model that contains the layer.
-        deferred: the weights without arrays that a call on symbolic tensors has made.
-        copies: built copies, while the first call on symbolic tensors is traced.
+        built_for_shapes: whether a call on symbolic tensors has built the layer, or a model that creates its weights.
         views: views of the weights of a foreign module outside of a model, by path.
         made: names and weights created so far by a running `build`; None at other times.
         shapes: the arguments of `build`, by parameter.
-        built_with: static attributes after building.
         added: losses added in the last call.
         made_in_call: whether the layer was made in the call of another layer.
     """
 
     nodes: list[Node] = dataclasses.field(default_factory=list)
-    first_call: Node | None = None
+    original: Any = None
     membership: Membership | None = None
-    deferred: DeferredWeights | None = None
-    copies: list[Any] | None = None
+    built_for_shapes: bool = False
     views: dict[str, Variable] = dataclasses.field(default_factory=dict)
     made: list[tuple[str, Variable]] | None = None
     shapes: dict[str, PyTree] = dataclasses.field(default_factory=dict)
-    built_with: dict[str, Any] = dataclasses.field(default_factory=dict)
     added: list[jax.Array] = dataclasses.field(default_factory=list)
     made_in_call: bool = False
 

@@ -7,20 +7,14 @@ over an axis of the mesh makes the loop a pipeline: `pipelined_layers`.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import dataclasses
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist import initializers
-from keras_dist._support.context_variables import with_value
-from keras_dist._support.types import DTypeLike, PyTree
+from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import TraceError, attribute_order, restore_order, without_eager_sharding
 from keras_dist.errors import ModelError
 from keras_dist.layers.pipelined_layers import OneLayer, pipeline_of, run_pipeline
@@ -28,13 +22,6 @@ from keras_dist.variables import Frozen, call_context
 
 if TYPE_CHECKING:
     from keras_dist.layers.layer import Layer
-    from keras_dist.variables.variable import Variable
-
-
-def build_before(layer: Layer, *inputs: PyTree) -> PyTree:
-    """Create the weights of a layer and its sublayers before the loop, by a call that changes no state."""
-    with call_context.entered(False, anew=True):
-        return layer(*inputs)
 
 
 def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) -> tuple[PyTree, list[jax.Array]]:
@@ -59,67 +46,6 @@ def add_losses(layer: Layer, losses: list[jax.Array]) -> None:
 
 
 _NOT_STATISTICS = (nnx.Param, Frozen, nnx.RngState, nnx.Intermediate)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Stacking:
-    """The leading dims of weights that are created now, and the new weights with their stacked values."""
-
-    dims: tuple[int, ...]
-    made: list[tuple[Variable, jax.Array]] = dataclasses.field(default_factory=list)
-
-
-_stacking: contextvars.ContextVar[_Stacking | None] = contextvars.ContextVar("stacking", default=None)
-_is_block: contextvars.ContextVar[bool] = contextvars.ContextVar("is_block", default=False)
-
-
-@contextlib.contextmanager
-def stacked_weights(*dims: int) -> Iterator[None]:
-    """Create weights with these leading dims: one slice for each layer, with its own initial values.
-
-    Inside, weights have the values of the first layer, so that layers may be called to create their sublayers' weights.
-    """
-    stacking = _Stacking(dims)
-    with with_value(_stacking, stacking):
-        yield
-    for variable, value in stacking.made:
-        variable.set_raw_value(value)
-        call_context.note_created(variable, value)  # replaces the note of the first slice
-
-
-def without_weights() -> contextlib.AbstractContextManager[object]:
-    """Let models that know their inputs create no weights when they are made: a stack creates them."""
-    return with_value(_is_block, True)
-
-
-def is_block() -> bool:
-    """Return whether models that are made now create no weights."""
-    return _is_block.get()
-
-
-def leading_dims() -> tuple[int, ...]:
-    """Return the leading dims of weights that are created now; none for weights of one layer."""
-    stacking = _stacking.get()
-    return () if stacking is None else stacking.dims
-
-
-def stack(variable: Variable, value: jax.Array) -> None:
-    """Give a new weight its stacked value when the stack is built."""
-    stacking: Any = _stacking.get()
-    stacking.made.append((variable, value))
-
-
-def each_slice(
-    initializer: str | Mapping[str, Any] | Callable[..., Any] | None, leading: int
-) -> Callable[..., jax.Array]:
-    """Return an initializer of a weight with this number of leading dims, given the initializer of its slices."""
-    draw = initializers.get(initializer)
-
-    def draw_all(shape: tuple[int, ...], dtype: DTypeLike, key: jax.Array) -> jax.Array:
-        keys = jax.random.split(key, math.prod(shape[:leading]))
-        return jax.vmap(lambda key: draw(shape[leading:], dtype, key=key))(keys).reshape(shape)
-
-    return draw_all
 
 
 def scan_layers(

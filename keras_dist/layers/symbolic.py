@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from keras_dist._support.types import DTypeLike, PyTree
-from keras_dist._unstable.flax_internals import trace_state_of
+from keras_dist._unstable.flax_internals import in_trace_of
 from keras_dist.errors import NotAvailableError
 from keras_dist.layers.call_arguments import call_parameters, called_with_shapes, tensor_arguments
-from keras_dist.layers.deferred_weights import build_as_called, copy_with_zeros, defining
+from keras_dist.layers.shape_calls import copy_for_shapes
 from keras_dist.symbolic import tensors
+from keras_dist.symbolic.shape_tracing import sizes_of_unknown
 from keras_dist.symbolic.tensors import KerasTensor, Node
 from keras_dist.symbolic.tensors import is_any_symbolic as is_any_symbolic
 from keras_dist.symbolic.tensors import is_text as is_text
@@ -24,40 +25,34 @@ if TYPE_CHECKING:
 
 def connect(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """Return the symbolic outputs of a layer for symbolic inputs, and add the call to the graph."""
-    with defining(layer):
-        node = tensors.connect(layer, args, kwargs)
-        layer._runtime.nodes.append(node)
-        copies = layer._runtime.copies
-        if copies is not None and not copies:  # its own method has returned the shapes
-            _trace_build(layer, args, kwargs, copies)
+    node = tensors.connect(layer, args, kwargs)
+    layer._runtime.nodes.append(node)
+    is_model = hasattr(type(layer).build, "creates_weights")
+    if not (layer._is_built or is_model or tensors.runs_on_host(layer) or layer._needs_no_building()):
+        layer._runtime.built_for_shapes = True  # its own method has returned the shapes
+        with in_trace_of(layer):
+            called_with_shapes(layer.build, tensor_arguments(call_parameters(type(layer)), args, kwargs, KerasTensor))
     return node.outputs
 
 
-def _trace_build(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], copies: list[Any]) -> None:
-    def run(args: Any, kwargs: Any, masks: Any) -> tuple[PyTree, list[Any]]:
-        copy: Any = copy_with_zeros(layer)
-        with call_context.entered(anew=True) as context:
-            context.is_of_shapes, context.root = True, trace_state_of(copy)
-            copy._build_once(tensor_arguments(call_parameters(type(layer)), args, kwargs), context)
-        copies.append(copy)
-        return (), []
-
-    tensors.traced_outputs(layer, run, args, kwargs)
-
-
 def traced_outputs(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
-    """Return the symbolic outputs of a call, with their masks, by tracing a copy of the layer."""
+    """Return the symbolic outputs of a call, with their masks, by tracing a call for shapes."""
+
+    leaves, _ = jax.tree.flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, KerasTensor)]
+    shapes = [leaves[place].shape for place in places]
+
+    def traced_in(tree: PyTree) -> list[Any]:
+        found = jax.tree.leaves(tree)
+        return [found[place] for place in places]
 
     def run(args: Any, kwargs: Any, masks: list[tuple[jax.Array, jax.Array]]) -> tuple[PyTree, list[Any]]:
-        called: Any = copy_with_zeros(layer)
+        called = copy_for_shapes(layer)
         with call_context.entered(anew=True) as context:
-            context.is_of_shapes = True
+            context.sizes_of_unknown = sizes_of_unknown(shapes, traced_in((args, kwargs)))
             for array, mask in masks:
                 context.set_mask(array, mask)
-            build_as_called(called)  # all calls must fit the inputs that it was first built for
             outputs = called(*args, **kwargs)
-            if layer._runtime.copies is not None:
-                layer._runtime.copies.append(called)
             return outputs, [context.mask_of(leaf) for leaf in jax.tree.leaves(outputs)]
 
     return tensors.traced_outputs(layer, run, args, kwargs)

@@ -126,6 +126,11 @@ def children_of(node: Any) -> list[tuple[str | int, nnx.Variable | nnx.Module]]:
     return [(name, value) for name, value in named if isinstance(value, nnx.Variable | nnx.Module)]
 
 
+def has_deferred(module: Any) -> bool:
+    """Return whether a variable of a module has no array yet."""
+    return any(isinstance(variable, Variable) and variable.is_deferred for _, variable in walk(module))
+
+
 def penalties(module: Any) -> list[jax.Array]:
     """Return the regularization losses of the trainable weights."""
     if not getattr(module, "_trainable", True):
@@ -148,12 +153,10 @@ class WeightOwner:
     built: bool
     _trainable: bool
     _runtime: LayerRuntime
-    _build_as_called: Callable[..., bool]
 
     @property
     def weights(self) -> list[Any]:
         """The weights of the layer, trainable ones first, then the weights of its sublayers."""
-        self._build_as_called()
         return self._weights_so_far()
 
     def _weights_so_far(self, is_listed: Callable[[nnx.Variable], bool] = lambda variable: True) -> list[Any]:

@@ -14,7 +14,6 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.errors import ModelError, NotAvailableError, did_you_mean
 from keras_dist.layers import Layer
-from keras_dist.layers.deferred_weights import has_variables
 from keras_dist.layers.module_precision import follow
 from keras_dist.layers.names import layers_in
 from keras_dist.models.adapter_methods import AdapterMethods
@@ -44,7 +43,7 @@ def has_deferred_parts(model: ContentMethods) -> bool:
     """Whether the layers have all variables of a model with known inputs that awaits its layout from `AutoParallel`."""
     is_awaiting = model._awaits_layout is not None and model._graph is not None
     layers = (layer for _, layer in layers_below(model) if not hasattr(type(layer).build, "creates_weights"))
-    return is_awaiting and all(map(has_variables, layers))
+    return is_awaiting and all(layer._is_built or layer._needs_no_building() for layer in layers)
 
 
 class ContentMethods(AdapterMethods):

@@ -1,8 +1,6 @@
-"""The creation of a model's weights: layers are traced, their variables planned, and arrays created sharded.
+"""The creation of a model's weights: a call for shapes builds the layers, their variables are planned, and arrays created.
 
-NNX forbids changing objects in a trace that were made outside. So a model copies its layers inside a trace, builds the
-copies, creates all weights in compiled programs, and moves what building made to the layers of the user. Weights made
-by the layers themselves would be whole on one device. Weights that are added later, as by LoRA, are created here, too.
+Weights that are added later, as by LoRA, are created here, too.
 """
 
 from __future__ import annotations
@@ -10,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import inspect
-import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,30 +22,30 @@ from flax import nnx
 from keras_dist import random
 from keras_dist._support import tree_paths
 from keras_dist._support.context_variables import with_value
-from keras_dist._support.lending import Lendable
+from keras_dist._support.lending import Lendable, shapes_only
 from keras_dist._support.signatures import keywords_taken
-from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist._support.types import PyTree
+from keras_dist._unstable.flax_internals import in_trace_of
 from keras_dist.distribution.devices import check_not_forked
-from keras_dist.distribution.jobs.consistency import facts_of_config
+from keras_dist.distribution.jobs.consistency import check_agreement, facts_of_config, facts_of_plan
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
-from keras_dist.distribution.tracing import traced_in
+from keras_dist.distribution.tracing import traced_in, without_kernels
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError
 from keras_dist.layers import Layer
-from keras_dist.layers.adoption import adopt, take_static
 from keras_dist.layers.attributes import undone_on_error
-from keras_dist.layers.deferred_weights import build_as_called, check_same, copy_to_build, create_parts, deferred_in
 from keras_dist.layers.names import keras_paths
+from keras_dist.layers.shape_calls import copy_for_shapes
 from keras_dist.layers.weights import store_paths, walk
 from keras_dist.models.model_distribution import (
     distribution_now,
     distribution_of_layers,
+    draws_weights,
     explaining_one_device,
-    initial_state,
     no_layout_yet,
     place_of,
 )
@@ -55,11 +53,13 @@ from keras_dist.models.runtime import ModelRuntime
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.built_model import BuiltModel, describe
-from keras_dist.training.graph import ModuleGraph, Trainable, positions_of, split_module, trace_factory
+from keras_dist.training.graph import ArrayPosition, ModuleGraph, Trainable, positions_of, split_module
 from keras_dist.training.naming import TrainableFlags, layers_below, named_layers, prefixes, with_keras_paths
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 from keras_dist.variables import call_context
+from keras_dist.variables.initial_values import ZEROS, Wanted, create
+from keras_dist.variables.variable import Variable
 
 if TYPE_CHECKING:
     from keras_dist.models.step_methods import StepMethods
@@ -75,13 +75,17 @@ def built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     check_not_forked()
     if model._built is not None:
         return model._built
+    with in_trace_of(model):
+        return _built(model, args, kwargs)
+
+
+def _built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
     runtime = model._runtime
     if runtime.source is not None:
         runtime.session = runtime.source.session(runtime.made_under or current_distribution())
         if runtime.choices is not None:
             runtime.session.compile(runtime.choices)
         return runtime.session
-    model._check_same_trace(is_alone=True)
     if model._graph is not None:
         return create_weights(model, (model._graph.on_devices.inputs,), {})
     return create_weights(model, *_symbols_of_call(model, args, kwargs))
@@ -103,8 +107,7 @@ def _symbols_of_call(
 def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
     """Create the weights of a model of layers for symbolic arguments; compile it, if `compile` was called.
 
-    The creation is traced on a copy of the layers. The traced variables are planned and created sharded, and then given
-    to the layers of the model.
+    A call for shapes lets the layers build themselves. Their variables are numbered and planned, and created sharded.
     """
     check_not_forked()
     model._check_initialised()
@@ -113,27 +116,21 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     chosen = current_distribution() if runtime.made_under is None else runtime.made_under
     if chosen is not None and chosen.is_searched:
         raise no_layout_yet(f"model {model.name!r}, whose weights are created")
-    seed, traced = random.next_seed(), _traced_layers(model, (args, kwargs), chosen)
-    graph, distribution = traced.graph, traced.distribution
-    with explaining_one_device(is_placed=traced.is_placed):
+    seed, described = random.next_seed(), described_model(model, (args, kwargs), chosen)
+    graph, distribution = described.graph, described.distribution
+    with explaining_one_device(is_placed=described.is_placed):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
     _check.get()(graph.specs)
     _check_meshes(model, plan)
-    described = graph.described()
-    check_same(deferred_in(model), model, described)
-    values = jax.tree.leaves(initial_state(plan, traced.init, seed, lambda: facts_of_config("model", model)))
-    adopt(model, described)
-    for path, layer in layers_below(model):
-        take_static(layer, traced.built_with.get(path, {}))
-        if layer._runtime.deferred is not None:
-            layer._runtime.deferred.end()
+    facts = functools.partial(facts_of_config, "model", model)
+    check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts()})
     places = positions_of(model, graph.parts)
+    create_arrays(model, places, plan, seed)
+    for _, layer in layers_below(model):
+        layer._is_built = layer._is_built or hasattr(type(layer).build, "creates_weights")
     before = runtime.session_before
     if before is not None:
         before.cell.leave()
-    for place, parts, value in zip(places, graph.parts, values, strict=True):
-        if parts not in traced.known:
-            place.keep(value)
     cell = StateCell(graph, plan, places, f"model {model.name!r}")
     session = BuiltModel(cell, None, distribution, seed, model, None, _compute_loss)
     session.settle_layers()
@@ -149,72 +146,81 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     return session
 
 
+def create_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: LayoutPlan, seed: int) -> None:
+    """Create the arrays of the deferred variables of a module, numbered in Keras's order, given the places of a plan."""
+    rows = zip(plan.rows, jax.tree.leaves(plan.shardings), strict=True)
+    planned = {id(place.holder): row for place, row in zip(places, rows, strict=True)}
+    deferred: list[Variable] = []
+    wanted: list[Wanted] = []
+    numbers: dict[int, int] = {}
+    for number, (_, variable) in enumerate(walk(module)):
+        if isinstance(variable, Variable) and variable.is_deferred:
+            row, sharding = planned[id(variable)]
+            initial = variable.initial if draws_weights() or row.role != "parameter" else ZEROS
+            number = numbers.setdefault(id(getattr(initial, "group", None) or variable), number)
+            deferred.append(variable)
+            wanted.append(Wanted(initial, row.shape, row.dtype, seed, number, sharding))
+    if plan.mesh.is_abstract:  # in planning
+        arrays: list[Any] = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=one.sharding) for one in wanted]
+    else:
+        arrays = create(wanted, plan.mesh)
+    for variable, array in zip(deferred, arrays, strict=True):
+        variable.begin_with(None)
+        variable.keep(array)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class _TracedLayers:
-    """The traced creation of a model's weights; `known` are the weights that exist already."""
+class _Described:
+    """A model whose layers are built, and the distribution that it will have."""
 
     graph: ModuleGraph
-    init: Callable[[ArrayLike], PyTree]
     distribution: Distribution
     is_placed: bool
-    known: set[tree_paths.Parts]
-    built_with: dict[str, dict[str, Any]]
 
 
-def _traced_layers(
+def described_model(
     model: StepMethods, arguments: tuple[tuple[Any, ...], dict[str, Any]], chosen: Distribution | None
-) -> _TracedLayers:
-    """Trace the creation of a model's weights for a call with these arguments."""
+) -> _Described:
+    """Let the layers of a model build themselves for a call with these arguments, and describe their variables."""
     asked = chosen or _distribution_of_shared(model)
     chosen = asked or distribution_of_layers(model)
     distribution = distribution_now(chosen)
     _check_inner_models(model, distribution, chosen)
-    known: set[tree_paths.Parts] = set()
-    built: dict[str, Any] = {}
+    before = _built_before(model)
+    with shapes_only():
+        known = {
+            tree_paths.join(parts) for parts, variable in walk(model) if not getattr(variable, "is_deferred", False)
+        }
     leaves, structure = jax.tree.flatten(arguments)
-    create_parts(model)
-    read = _only_read(model)
     tensors = [leaf for leaf in leaves if isinstance(leaf, KerasTensor)]
 
-    def trace(shapes: list[jax.ShapeDtypeStruct]) -> PyTree:
-        def factory(rngs: nnx.Rngs) -> Any:
-            copy, values = copy_to_build(model)
-            known.update(values)
-            zeros = iter([jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes])
-            filled = [next(zeros) if isinstance(leaf, KerasTensor) else leaf for leaf in leaves]
-            args, kwargs = structure.unflatten(filled)
-            # keys are drawn in the order of creation, which is the same for all forms of a model
-            with random.key_stream(rngs.default.key[...]), call_context.entered(False, anew=True) as context:
-                for path, layer in layers_below(copy) if read else ():
-                    if path in read:
-                        build_as_called(layer)
-                copy(*args, **kwargs)
-                _build_uncalled(copy)
-            for variable, value in context.created:
-                variable.set_raw_value(value)  # undo assignments of the call
-            for _, variable in walk(copy):
-                if isinstance(variable, nnx.RngState) and variable.tag == "seed_generator_state":
-                    variable.set_raw_value(variable[...] * jnp.array([1, 0], jnp.uint32))  # undo draws
-            named = keras_paths(copy, {tree_paths.join(parts) for parts in known}, _built_before(model))
-            built["names"], built["modules"] = named.weights, named.layers.values()
-            built["with"] = {path: layer._runtime.built_with for path, layer in layers_below(copy)}
-            store_paths(copy)
-            return copy
+    def call(arrays: list[jax.Array]) -> None:
+        zeros = iter(arrays)
+        args, kwargs = structure.unflatten([next(zeros) if isinstance(leaf, KerasTensor) else leaf for leaf in leaves])
+        with random.key_stream(jax.random.key(0)), call_context.entered(False, anew=True) as context:
+            context.sizes_of_unknown = shape_tracing.sizes_of_unknown([one.shape for one in tensors], arrays)
+            copy = copy_for_shapes(model)
+            copy(*args, **kwargs)
+            _build_uncalled(copy)
 
-        # in the context of the compilation of the initial state, so that JAX caches this trace
-        return traced_in(distribution, None, lambda: trace_factory(factory, None))
+    def trace(size: Any) -> None:
+        with without_kernels():  # they need sizes
+            run = functools.partial(shape_tracing.trace, functools.partial(jax.eval_shape, call), tensors, size)
+            traced_in(distribution, None, run)
 
-    graph, init = shape_tracing.trace(trace, tensors)
-    found = place_of(asked, chosen, graph)
-    if chosen is None and found is not None:  # a mesh that only `build` knows: trace again in its context
-        return _traced_layers(model, arguments, found)
-    if any(size is None for tensor in tensors for size in tensor.shape[1:]) or _may_contain_batch(graph, tensors):
-        other, _ = shape_tracing.trace(trace, tensors, shape_tracing.SIZES[1])
-        _check_known_sizes(graph, other, tensors)
-    module_paths = tuple(dict.fromkeys((*graph.module_paths, *built["modules"])))
-    graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, built["names"]), module_paths=module_paths)
+    try:
+        trace(shape_tracing.symbolic_dim())
+    except Exception:  # of any class: the code of a layer may need integers
+        trace(shape_tracing.SIZES[0])
+    store_paths(model)
+    with shapes_only():
+        graph, _ = split_module(model, None, needs_values=False)
+    named = keras_paths(model, known, before)
+    module_paths = tuple(dict.fromkeys((*graph.module_paths, *named.layers.values())))
+    graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, named.weights), module_paths=module_paths)
     graph = dataclasses.replace(graph, trained=TrainableFlags(model, graph.specs).flags())
-    return _TracedLayers(graph, init, distribution, chosen is not None, known, built["with"])
+    found = place_of(asked, chosen, graph)
+    return _Described(graph, distribution if found is chosen else distribution_now(found), chosen is not None)
 
 
 def _tensors_by_name(model: StepMethods, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, PyTree]:
@@ -238,25 +244,16 @@ def _built_before(model: StepMethods) -> dict[str, str | None]:
     for path, layer in layers_below(model):
         membership: Any = layer._runtime.membership
         is_own = membership is not None and membership.session is model._runtime.session_before
-        if layer is not model and not is_own and layer._has_weights:
+        if layer is not model and not is_own and layer._is_built and not layer._runtime.built_for_shapes:
             found[path] = layer.name if membership is None or not membership.prefix else None
     return found
 
 
-def _only_read(model: StepMethods) -> set[str]:
-    """Return the paths of layers that other graphs have called, which may only read their weights in this model."""
-    layers = layers_below(model)
-    graphs = [graph for _, layer in layers if (graph := vars(layer).get("_graph")) is not None]
-    called = {id(node.operation) for graph in graphs for node in graph.nodes}
-    deferred = [(path, layer, layer._runtime.deferred) for path, layer in layers]
-    return {path for path, layer, one in deferred if one and one.layer is layer and id(layer) not in called}
-
-
-def _build_uncalled(model: nnx.Module) -> None:
+def _build_uncalled(copy: nnx.Module) -> None:
     """Build functional models among the layers that only `compute_loss` or a step calls, such as a teacher."""
-    for _, inner in layers_below(model):
+    for _, inner in layers_below(copy):
         graph = vars(inner).get("_graph")
-        if graph is None or inner._is_built:
+        if graph is None or all(layer._is_built or layer._needs_no_building() for _, layer in layers_below(inner)[1:]):
             continue
         tensors, structure = jax.tree.flatten(graph.on_devices.inputs)
 
@@ -312,26 +309,6 @@ def _check_inner_models(model: StepMethods, distribution: Distribution, chosen: 
         )
 
 
-def _may_contain_batch(graph: ModuleGraph, tensors: Sequence[KerasTensor]) -> bool:
-    """Whether the shape of a weight may depend on an unknown batch size; a second trace, which is slow, decides."""
-    is_unknown, size = any(tensor.shape[:1] == (None,) for tensor in tensors), shape_tracing.SIZES[0]
-    return is_unknown and any(4 * math.gcd(dim, size) >= size for spec in graph.specs for dim in spec.shape if dim)
-
-
-def _check_known_sizes(graph: ModuleGraph, other: ModuleGraph, tensors: Sequence[KerasTensor]) -> None:
-    """Check that no weight's shape depends on a dim of unknown size."""
-    shapes = [tensor.shape for tensor in tensors]
-    fix = "give the dim a size in Input(shape), or pool over it first"
-    if not any(None in shape[1:] for shape in shapes):
-        fix = "leave out the batch, which is the first dim of `input_shape`; or Input(shape, batch_size=32)"
-    for spec, again in zip(graph.specs, other.specs, strict=True):
-        if spec.shape != again.shape:
-            layer, _, weight = spec.path.rpartition("/")
-            shape = tuple(m if m == n else None for m, n in zip(spec.shape, again.shape, strict=True))
-            summary = f"layer {layer!r}: the shape of weight {weight!r} depends on a dim of unknown size"
-            raise ModelError(summary, given=f"shape {shape} for inputs {shapes}", fix=fix)
-
-
 def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None) -> Forward:
     """Return the forward pass of a model under a distribution, by default its own or the current one, abstractly."""
     remat = model._compile_config.remat if model._compile_config else None
@@ -343,8 +320,8 @@ def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None)
     if model._runtime.source is not None:
         return dataclasses.replace(model._runtime.source.forward(asked), remat=remat)
     arguments = _symbols_of_call(model, (x,), {}) if model._graph is None else ((model._graph.on_devices.inputs,), {})
-    traced = _traced_layers(model, arguments, asked)
-    return Forward(traced.graph, None, traced.distribution, random.current_seed(), _compute_loss, remat)
+    described = described_model(model, arguments, asked)
+    return Forward(described.graph, None, described.distribution, random.current_seed(), _compute_loss, remat)
 
 
 def plan_before_search(model: StepMethods) -> LayoutPlan | None:
@@ -413,12 +390,15 @@ def change_weights(
         created = call_context.entered(False, anew=True)
         with _outside_of_models(modules.values()), random.key_stream(jax.random.key(seed)), created:
             change()
-        graph, _ = split_module(session.model, trainable, needs_values=False)
+        with shapes_only():
+            graph, _ = split_module(session.model, trainable, needs_values=False)
         names = keras_paths(session.model).weights
         names |= {spec.path: spec.keras_path or spec.path for spec in cell.graph.specs}
         specs = with_keras_paths(graph.specs, names)
         graph = dataclasses.replace(graph, specs=specs, module_paths=cell.graph.module_paths)
         plan = session.distribution.plan_variables(graph.specs, graph.treedef)
+        places = positions_of(session.model, graph.parts)
+        create_arrays(session.model, places, plan, int(seed))
     session.extend(graph, plan)
 
 

@@ -19,7 +19,7 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.layers.stacked_layers import is_block
+from keras_dist.layers.shape_calls import stacked_dims
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.content_methods import ContentMethods
 from keras_dist.models.functional import connect, is_shape
@@ -48,7 +48,7 @@ def _then_create_weights(init: Callable[..., None]) -> Callable[..., None]:
         finally:
             runtime.is_constructing = False
         named_layers(self)
-        if self._graph is not None and self._awaits_layout is None and not is_block():
+        if self._graph is not None and self._awaits_layout is None and not stacked_dims():
             self._with_weights()
         self._await_layout()
 

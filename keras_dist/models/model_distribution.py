@@ -114,6 +114,11 @@ def zero_weights() -> contextlib.AbstractContextManager[object]:
     return with_value(_draws, False)
 
 
+def draws_weights() -> bool:
+    """Return whether trained weights are drawn; else they are zeros."""
+    return _draws.get()
+
+
 def initial_state(
     plan: LayoutPlan, init: Callable[[ArrayLike], PyTree], seed: int, facts_of_model: Callable[[], Fingerprint] = dict
 ) -> PyTree:

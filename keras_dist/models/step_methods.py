@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from keras_dist._support import tree_paths
 from keras_dist._support.array_operators import value_of, values_in
 from keras_dist._support.stateless_scope import StatelessScope
 from keras_dist._support.types import PyTree
@@ -15,8 +16,7 @@ from keras_dist.data.batch import unpack_x_y_sample_weight
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
-from keras_dist.layers.deferred_weights import deferred_in
-from keras_dist.layers.weights import penalties
+from keras_dist.layers.weights import penalties, walk_owned
 from keras_dist.losses.loss import split_reported
 from keras_dist.metrics import Metric
 from keras_dist.models.functional import Graph, replaced
@@ -29,6 +29,7 @@ from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.compile_metrics import recorded_mask
 from keras_dist.training.step import Forward
 from keras_dist.variables import call_context
+from keras_dist.variables.variable import Variable
 
 Lists = Sequence[Any]  # a value for each variable in a list
 
@@ -326,12 +327,14 @@ class StepMethods(Layer):
         return asked if self._built is None and asked is not None and asked.is_searched else None
 
     def _await_layout(self) -> None:
-        """Let deferred variables of the layers raise an error instead of creating arrays, until there is a layout."""
+        """Let values of the layers' variables raise an error until there is a layout."""
         if self._awaits_layout is not None:
-            for one in deferred_in(self):
-                one.check = self._check_layout
+            for parts, variable, owners in walk_owned(self):
+                if isinstance(variable, Variable) and variable.is_deferred:
+                    variable.belong_to(owners, tree_paths.join(parts))
 
-    def _check_layout(self) -> None:
+    def check_may_create(self) -> None:
+        """Raise if `AutoParallel` has not found the layout of the weights yet."""
         if self._awaits_layout is not None:
             raise no_layout_yet(f"values of model {self.name!r}, whose variables are deferred")
 

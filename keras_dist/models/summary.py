@@ -273,7 +273,7 @@ class _Arrays:
 
     def _count(self, layer: Layer | Operation) -> str:
         if self._built is None and isinstance(layer, Layer):
-            return f"{layer.count_params():,}" if layer._has_weights else "0 (unbuilt)"
+            return f"{layer.count_params():,}" if layer._is_built else "0 (unbuilt)"
         weights = [row for row in self._rows(layer) if row.role in PLANNED_BY_RULE]
         return f"{sum(map(_size, weights)):,}"
 

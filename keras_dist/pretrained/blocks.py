@@ -16,7 +16,8 @@ from flax import nnx
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.remat_scope import RematScope
-from keras_dist.layers.stacked_layers import scan_layers, stacked_weights
+from keras_dist.layers.shape_calls import build_stacked
+from keras_dist.layers.stacked_layers import scan_layers
 from keras_dist.layers.weight_arguments import Identifier
 from keras_dist.pretrained.attending import Span, Windows
 from keras_dist.pretrained.block import Block
@@ -70,8 +71,7 @@ def _run_stack(
     block: Block, config: NetworkConfig, hidden: jax.Array, spans: tuple[Span, Span], cache: Cache | None
 ) -> tuple[jax.Array, Cache | None, jax.Array | None]:
     if not block.built:
-        with stacked_weights(config.num_layers):
-            block.build(hidden.shape)
+        build_stacked(block, (config.num_layers,), hidden.shape)
     start = 0 if cache is None else cache.index - hidden.shape[1]
     windows, turns, differing = _per_layer(config, _positions(spans[0]))
     has_rows = spans[0].positions is not None  # else the angles are equal for all rows

@@ -24,7 +24,7 @@ from keras_dist.errors import ModelError
 _seed: int | None = None
 _drawn = 0
 _stream: contextvars.ContextVar[Iterator[jax.Array] | None] = contextvars.ContextVar("keys", default=None)
-_process_stream: Iterator[jax.Array] | None = None
+_process_keys: tuple[int, Iterator[int]] | None = None  # a seed, and the numbers that are folded into it
 
 
 def set_random_seed(seed: int) -> None:
@@ -41,9 +41,9 @@ def set_random_seed(seed: int) -> None:
 
     Source: `keras.utils.set_random_seed`. Unlike Keras, keras_dist never draws from `random` and `numpy.random`.
     """
-    global _seed, _drawn, _process_stream
+    global _seed, _drawn, _process_keys
     _seed, _drawn = check_seed(seed), 0
-    _process_stream = None
+    _process_keys = None
     random.seed(_seed)
     np.random.seed(_seed)
 
@@ -80,14 +80,20 @@ def unchanged_seeds() -> Generator[None]:
 
 def next_key() -> jax.Array:
     """Return the next typed PRNG key of the model that is being built, or else of the process."""
-    global _process_stream
     stream = _stream.get()
-    if stream is None:
-        if _process_stream is None:
-            seed = current_seed()
-            _process_stream = (jax.random.fold_in(jax.random.key(seed), count) for count in itertools.count())
-        stream = _process_stream
-    return next(stream)
+    if stream is not None:
+        return next(stream)
+    seed, number = next_numbers()
+    return jax.random.fold_in(jax.random.key(seed), number)
+
+
+def next_numbers() -> tuple[int, int]:
+    """Return the seed and the number of the next key of the process, which is the one folded with the other."""
+    global _process_keys
+    if _process_keys is None:
+        _process_keys = current_seed(), itertools.count()
+    seed, numbers = _process_keys
+    return seed, next(numbers)
 
 
 def unseeded_key() -> jax.Array:

@@ -28,9 +28,10 @@ def symbolic_dim() -> Any:
     return export.symbolic_shape("unknown", constraints=[f"unknown >= {SIZES[0]}"])[0]
 
 
-def is_unknown(size: Any) -> bool:
-    """Return whether the size of a traced dim stands for an unknown size."""
-    return not isinstance(size, int) or size in SIZES
+def sizes_of_unknown(shapes: Sequence[Shape], arrays: Sequence[Any]) -> frozenset[int]:
+    """Return the sizes that stand for unknown ones in traced arrays of these shapes; JAX's symbolic dim is known."""
+    pairs = [pair for shape, array in zip(shapes, arrays, strict=True) for pair in zip(shape, array.shape, strict=True)]
+    return frozenset(size for known, size in pairs if known is None and size in SIZES)
 
 
 def trace(

@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -19,9 +19,6 @@ from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError
 from keras_dist.losses.vocabulary import Projection
-
-if TYPE_CHECKING:
-    from keras_dist.variables.variable import Variable
 
 
 @dataclasses.dataclass
@@ -38,9 +35,8 @@ class CallContext:
     projections: dict[int, tuple[jax.Array, Projection]] = dataclasses.field(default_factory=dict)
     compiled_loss: Callable[[PyTree, PyTree], ArrayLike | None] | None = None  # while a loss is computed
     caller: str | None = None  # name of the layer whose `call` runs; None while a layer builds
-    created: list[tuple[Variable, jax.Array]] = dataclasses.field(default_factory=list)  # with initial values
     weights_dtype: str | None = None  # dtype in which `call` reads float weights; None for their own
-    is_of_shapes: bool = False  # only shapes are needed, so that initial values need not be drawn
+    sizes_of_unknown: frozenset[int] = frozenset()  # in a call for shapes: sizes that stand for dims of unknown size
     root: Any = None  # trace state of the outermost layer that is called
     is_computed_again: bool = False  # the backward pass recomputes it, so that its layers need not do so
 
@@ -129,19 +125,6 @@ def weights_dtype() -> str | None:
     """Return the dtype in which the current `call` reads float weights; None for their stored dtype."""
     context = current()
     return None if context is None else context.weights_dtype
-
-
-def is_of_shapes() -> bool:
-    """Return whether the current call needs only shapes."""
-    context = current()
-    return context is not None and context.is_of_shapes
-
-
-def note_created(variable: Variable, value: jax.Array) -> None:
-    """Record a new weight and its initial value."""
-    context = current()
-    if context is not None:
-        context.created.append((variable, value))
 
 
 def refuse_in_call(what: str) -> None:

@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist._unstable.flax_internals import TraceError
+from keras_dist._support.types import DTypeLike, Shape
+from keras_dist._unstable.flax_internals import TraceError, in_trace_of
+from keras_dist._unstable.jax_internals import is_tracing
 from keras_dist.errors import ModelError
 from keras_dist.random.seeds import KeySource, check_seed, unseeded_key
+from keras_dist.variables.initial_values import initial_of
 from keras_dist.variables.variable import Key
 
 
@@ -40,9 +44,12 @@ class SeedGenerator(nnx.Module, KeySource):
     def state(self) -> Key:
         """The variable `[seed, draws]`, created at its first use, which must not be in a compiled function."""
         if not hasattr(self, "seed_generator_state"):
-            first = jax.random.bits(unseeded_key(), (), jnp.uint32) if self.seed is None else jnp.uint32(self.seed)
-            self.seed_generator_state = Key.holding(jnp.stack([first, jnp.uint32(0)]), "seed_generator_state")
-            self.seed_generator_state.set_metadata(tag="seed_generator_state")
+            with in_trace_of(self):
+                first, key = _FirstState(self.seed), unseeded_key() if self.seed is None and is_tracing() else None
+                initial = first((2,), jnp.uint32, key) if is_tracing() else initial_of(first, "")
+                state = Key.of_layer(initial, (2,), jnp.dtype(jnp.uint32), "seed_generator_state", autocast=False)
+                state.set_metadata(tag="seed_generator_state")
+                self.seed_generator_state = state
         return self.seed_generator_state
 
     def next(self, ordered: bool = True) -> jax.Array:
@@ -76,3 +83,14 @@ class SeedGenerator(nnx.Module, KeySource):
     def from_config(cls, config: dict[str, Any]) -> SeedGenerator:
         """Return a generator at its initial position."""
         return cls(**config)
+
+
+@dataclasses.dataclass(frozen=True)
+class _FirstState:
+    """The initializer of the state of a generator."""
+
+    seed: int | None
+
+    def __call__(self, shape: Shape, dtype: DTypeLike, key: jax.Array | None) -> jax.Array:
+        first = jnp.uint32(self.seed) if key is None or self.seed is not None else jax.random.bits(key, (), jnp.uint32)
+        return jnp.stack([first, jnp.uint32(0)])

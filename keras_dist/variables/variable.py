@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +15,8 @@ from flax import nnx
 from keras_dist import initializers, random
 from keras_dist._support.arguments import is_int
 from keras_dist._support.array_operators import Operators, native, value_of
-from keras_dist._support.context_variables import with_value
 from keras_dist._support.integer_checks import check_fits
-from keras_dist._support.lending import Lendable
+from keras_dist._support.lending import Lendable, shapes_only
 from keras_dist._support.stateless_scope import current_names, current_scope, trace_error
 from keras_dist._support.types import ArrayLike, DTypeLike, Shape
 from keras_dist._unstable import flax_internals
@@ -33,6 +30,7 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import DistributionError, ModelError, shorten, with_type
 from keras_dist.variables import call_context
+from keras_dist.variables.initial_values import Given, InitialValue, Wanted, check_initial_value, create
 
 Identifier: TypeAlias = str | Mapping[str, Any] | Callable[..., Any] | None
 """The name of an object, its config, or the object itself."""
@@ -52,14 +50,6 @@ def is_trained_by(owners: Owners) -> bool:
         if layer._trainable_was_set:
             break
     return True
-
-
-_of_layer = contextvars.ContextVar("of_layer", default=False)
-
-
-def made_by_layer() -> contextlib.AbstractContextManager[object]:
-    """Context manager: create variables without a layout, since the layer assigns layouts to whole paths."""
-    return with_value(_of_layer, True)
 
 
 @hide_mesh_in
@@ -91,7 +81,7 @@ class Variable(Lendable):
     Source: `keras.Variable`.
     """
 
-    __slots__ = ("_belonging",)
+    __slots__ = ("_belonging", "_made_under")
 
     is_parameter: ClassVar[bool] = False
     """Whether gradients train the variable, unless `trainable` of its layers is False."""
@@ -125,11 +115,10 @@ class Variable(Lendable):
         label = name or "variable"
         call_context.refuse_in_call(f"weight {label!r}")
         value = _initial_value(initializer, shape, dtype, repr(label))
-        call_context.note_created(self, value)
         path = "/".join((*current_names(), label))
         self._begin(value, path, name, layout=from_keras(layout), autocast=autocast)
-        if not _of_layer.get():
-            self._shard_as_distributed()
+        if (layout := self._layout_as_distributed()) is not None:
+            self.reshard(layout)
 
     def _begin(
         self,
@@ -174,18 +163,54 @@ class Variable(Lendable):
         kind = {"parameter": Parameter, "rng": Key}.get(role, Statistic)
         object.__setattr__(self, "__class__", kind)
 
-    def _shard_as_distributed(self) -> None:
-        """Shard the value as the current distribution assigns to its path; in a model the plan does so."""
-        distribution = current_distribution()
-        if distribution is None or distribution.device_mesh.size == 1 or is_traced(self.peek()):
-            return
-        (spec,), _ = describe_variables({"variable": self})
+    @classmethod
+    def of_layer(
+        cls,
+        initial: InitialValue | jax.Array,
+        shape: tuple[int, ...],
+        dtype: Any,
+        name: str | None,
+        *,
+        trainable: bool = True,
+        autocast: bool = True,
+        layout: Layout = None,
+    ) -> Variable:
+        """Create a weight of a layer, without an array; or of an array that a trace computes."""
+        kind: Any = (Parameter if trainable else Statistic) if cls is Variable else cls
+        variable = kind.__new__(kind)
+        is_value = isinstance(initial, jax.Array)
+        path = "/".join((*current_names(), name or "variable"))
+        value = initial if is_value else jax.ShapeDtypeStruct(shape, dtype)
+        variable._begin(value, path, name, layout=from_keras(layout), autocast=autocast)
+        if not is_value:
+            variable.begin_with(initial)
+            object.__setattr__(variable, "_made_under", current_distribution())
+        return variable
+
+    def create(self) -> None:
+        """Create the array of this variable alone, under the current distribution."""
+        check_not_forked()
+        for owner in self._owners:
+            owner.check_may_create()
+        layout, (seed, number) = self._layout_as_distributed(), getattr(self.initial, "alone", (0, 0))
+        sharding = None if layout is None else layout.backend_layout
+        (value,) = create([Wanted(self.initial, self.shape, self._own_dtype, seed, number, sharding)])
+        self.keep(value)
+
+    def _layout_as_distributed(self) -> TensorLayout | None:
+        """Return the layout that the current distribution assigns to the path; in a model the plan does so."""
+        distribution = self._slot("_made_under", None) or current_distribution()
+        if distribution is None or distribution.device_mesh.size == 1 or self.is_traced or isinstance(self, Key):
+            return None
+        with shapes_only():
+            (spec,), _ = describe_variables({"variable": self})
+        names = [owner.name for owner in reversed(self._owners)]
+        in_keras = "/".join((*names, self.name)) if names else None
         try:
-            layout = distribution.get_variable_layout(dataclasses.replace(spec, path=self.path, aliases=()))
+            spec = dataclasses.replace(spec, path=self.path, aliases=(), keras_path=in_keras)
+            return distribution.get_variable_layout(spec)
         except DistributionError:  # an AutoParallel without a result
-            return
-        if layout is not None:
-            self.reshard(layout)
+            return None
 
     @property
     def name(self) -> str:
@@ -233,7 +258,7 @@ class Variable(Lendable):
         """The layout of the array on the mesh of the model; outside of a model the given layout, or None."""
         if self.borrower is not None:
             return self.borrower.layout_of(self)
-        sharding = getattr(self.peek(), "sharding", None)
+        sharding = getattr(flax_internals.raw_value.__get__(self), "sharding", None)
         if self.mesh is not None and isinstance(sharding, jax.sharding.NamedSharding):
             return layout_on((*sharding.spec, *[None] * (self.ndim - len(sharding.spec))), self.mesh)
         keeper = next(iter(self.keepers), None)
@@ -272,9 +297,13 @@ class Variable(Lendable):
     @property
     def dtype(self) -> np.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The dtype; in the `call` of a layer the dtype in which it is read."""
-        own, wanted = flax_internals.raw_value.__get__(self).dtype, call_context.weights_dtype()
+        own, wanted = self._own_dtype, call_context.weights_dtype()
         is_cast = wanted is not None and self.get_metadata("autocast") and jnp.issubdtype(own, jnp.floating)
         return jnp.dtype(wanted) if is_cast else own
+
+    @property
+    def _own_dtype(self) -> Any:
+        return flax_internals.raw_value.__get__(self).dtype
 
     def _read(self) -> jax.Array:
         return self._cast(self.get_value())
@@ -290,7 +319,7 @@ class Variable(Lendable):
         return value if value.dtype == dtype else value.astype(dtype)
 
     def __setitem__(self, index: Any, value: ArrayLike) -> None:
-        own = self.peek().dtype
+        own = self._own_dtype
         if jnp.issubdtype(own, jnp.floating) and jnp.issubdtype(jnp.result_type(value), jnp.floating):
             value = jnp.asarray(value, own)  # may be in half precision
         if current_scope() is None:
@@ -315,6 +344,9 @@ class Variable(Lendable):
             raise trace_error(self.path) from error
 
     def _write_own(self, value: ArrayLike) -> jax.Array:
+        if self.is_deferred and not is_traced(value):
+            self.begin_with(Given(np.array(value) if isinstance(value, np.ndarray) else value))
+            return self._cast(jnp.asarray(value, self._own_dtype))
         before = self.peek()
         is_placed = not any(map(is_traced, (before, value))) and isinstance(before.sharding, jax.sharding.NamedSharding)
         name = f"variable {self.path!r}"
@@ -427,28 +459,19 @@ def drawn(initializer: Identifier, shape: Shape | int, dtype: DTypeLike, label: 
     """Return the output of an initializer for the next key of the seed; `label` names the weight in errors."""
     dims, dtype = check_shape(shape, label), jnp.dtype(dtype)
     draw = initializers.get(initializer)
-    if call_context.is_of_shapes() and isinstance(draw, initializers.Initializer):
-        return jnp.zeros(dims, dtype)
     value = draw(dims, dtype, key=random.next_key())
     check_initial_value(value, dims, label, initializer)
     return jnp.asarray(value, dtype)
 
 
-def check_initial_value(
-    value: ArrayLike, shape: tuple[int, ...], label: str, initializer: Identifier | ArrayLike
-) -> None:
-    """Check the output of an initializer."""
-    if jnp.shape(value) != shape:
-        given = f"shape {jnp.shape(value)} from {shorten(initializer)}"
-        fix = "return an array of the shape that the initializer is called with"
-        raise ModelError(f"the initializer of {label} must return an array of shape {shape}", given=given, fix=fix)
-
-
 def check_shape(shape: Any, label: str) -> tuple[int, ...]:
     """Return `shape` as a tuple of positive integers."""
     dims = (shape,) if is_int(shape) else tuple(shape)
+    given = f"shape {shorten(shape)}"
+    if None in dims:
+        fix = "give the dim a size in Input(shape), or pool over it first; leave out the batch, the first dim of a shape"
+        raise ModelError(f"the shape of weight {label} depends on a dim of unknown size", given=given, fix=fix)
     if not all(is_int(size, 1) for size in dims):
-        given = f"shape {shorten(shape)}"
-        fix = "give the dims that follow from the input a fixed size: for example Input((28, 28, 1))"
+        fix = "for example add_weight((3, 4))"
         raise ModelError(f"the shape of weight {label} must be integers of at least 1", given=given, fix=fix)
     return tuple(int(size) for size in dims)

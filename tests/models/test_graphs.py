@@ -133,23 +133,28 @@ class TestGraphs:
         class Subclassed(kd.Model):
             def __init__(self):
                 super().__init__()
-                self.z = Rows(lambda shape: shape[:1])
+                self.z = Rows(lambda shape: shape[:1], name="z")
 
             def call(self, inputs):
                 return self.z(inputs)
 
         made = [
             lambda: kd.Sequential([kd.Input((4,)), Rows(lambda shape: shape, name="z")]),
-            lambda: kd.Sequential([kd.Input((4,)), Rows(lambda shape: (4, shape[0] // 2), name="z")]),
             lambda: kd.Sequential([Rows(lambda shape: shape[:1], name="z")])(np.ones((2, 4))),
             lambda: Subclassed().predict(np.ones((2, 4)), verbose=0),
         ]
         for make in made:
-            with pytest.raises(ModelError, match=r"(?s)layer 'z': the shape of weight 'w' depends on.*None") as caught:
+            with pytest.raises(ModelError, match=r"(?s)weight 'w' in layer 'z' depends on.*None") as caught:
                 make()
-            assert "batch_size=" in caught.value.fix
+            assert "leave out the batch" in caught.value.fix
         model = kd.Sequential([kd.Input((4,), batch_size=2), Rows(lambda shape: shape[:1]), layers.Dense(3360)])
         assert [weight.shape for weight in model.weights] == [(2,), (4, 3360), (3360,)]
+
+    def test_a_size_of_a_layer_is_not_taken_for_an_unknown_one(self):
+        made = [layers.Dense(3360), layers.Dense(2)]
+        for model in (kd.Sequential([kd.Input((4,)), *made]), kd.Sequential([layers.Dense(3360), layers.Dense(2)])):
+            model.build((None, 4))
+            assert model.weights[2].shape == (3360, 2)
 
 
 @pytest.mark.parametrize("kind", [list, tuple])

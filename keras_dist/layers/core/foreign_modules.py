@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,13 +15,14 @@ from flax import linen, nnx, traverse_util
 from keras_dist import random
 from keras_dist._support import tree_paths
 from keras_dist._support.array_operators import Operators, value_of
-from keras_dist._support.types import PyTree
+from keras_dist._support.types import DTypeLike, PyTree, Shape
 from keras_dist.errors import ConfigError, ModelError, shorten, with_type
+from keras_dist.initializers import FromArray
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.module_precision import compute_under
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import is_shape
-from keras_dist.random.seeds import key_of
+from keras_dist.random.seeds import key_of, next_numbers
 from keras_dist.saving.object_registry import snake_case
 
 
@@ -151,11 +153,16 @@ class JaxLayer(Layer):
 
     def build(self, input_shape: PyTree) -> None:
         """Create a weight for each array of the initial parameters and state."""
-        params, state = self._first_values(input_shape) if self._given is None else self._given()
-        for name, values, trainable in (("params", params, True), ("state", state, False)):
+        draws = self._given is None
+        found: Any = jax.eval_shape(lambda: self._first_values(input_shape)) if draws else self._given()
+        group, leaves = _Group(next_numbers()), 0
+        for name, values, trainable in zip(("params", "state"), found, (True, False), strict=True):
             flat, treedef = jax.tree.flatten_with_path(values)
-            parts = [_names(path) for path, _ in flat]
-            weights = [self._weight(name, path, value, trainable) for path, (_, value) in zip(parts, flat, strict=True)]
+            parts, weights = [_names(path) for path, _ in flat], []
+            for path, (_, value) in zip(parts, flat, strict=True):
+                initial = _PartOfValues(self, input_shape, leaves, group) if draws else FromArray(value)
+                weights.append(self._weight(name, path, value, initial, trainable))
+                leaves += 1
             setattr(self, name, _with_lists(traverse_util.unflatten_dict(dict(zip(parts, weights, strict=True)))))
             setattr(self, f"_{name}_tree", (treedef, tuple(parts)))
 
@@ -201,20 +208,14 @@ class JaxLayer(Layer):
         found = self.init_fn(*[given[name]() for name in self._begun_with])
         return found if "state" in self._called_with else (found, None)
 
-    def _weight(self, name: str, path: tree_paths.Parts, value: Any, trainable: bool) -> Any:
+    def _weight(self, name: str, path: tree_paths.Parts, value: Any, initializer: Any, trainable: bool) -> Any:
         label = "/".join((name, *map(str, path)))
-        if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int):
+        if not isinstance(value, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic | float | int):
             fix = "keep other values in the function"
             raise ModelError(f"{label!r} of layer {self.name!r} is not an array", given=shorten(value), fix=fix)
-        value = jnp.asarray(value)
-        dtype = None if jnp.issubdtype(value.dtype, jnp.floating) else value.dtype
-        return self.add_weight(
-            value.shape,
-            lambda shape, dtype, key=None: value.astype(dtype),
-            dtype=dtype,
-            trainable=trainable,
-            name=str(path[-1]),
-        )
+        dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(value))
+        own = None if jnp.issubdtype(dtype, jnp.floating) else dtype
+        return self.add_weight(jnp.shape(value), initializer, dtype=own, trainable=trainable, name=str(path[-1]))
 
     def _listed_weights(self, name: str) -> list[Any]:
         _, parts = getattr(self, f"_{name}_tree")
@@ -237,6 +238,29 @@ class JaxLayer(Layer):
     def _config_arguments(self) -> dict[str, Any]:
         given = super()._config_arguments()
         return {name: value for name, value in given.items() if name not in ("params", "state", "variables")}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Group:
+    """Weights that one call of `init_fn` initializes."""
+
+    alone: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _PartOfValues:
+    """The initializer of one of the arrays that `init_fn` returns."""
+
+    layer: JaxLayer
+    input_shape: PyTree
+    index: int
+    group: _Group
+
+    def __call__(self, shape: Shape, dtype: DTypeLike, key: jax.Array) -> jax.Array:
+        """Return the array, from a call with this key."""
+        with random.key_stream(key):
+            values = self.layer._first_values(self.input_shape)
+        return jnp.asarray(jax.tree.leaves(values)[self.index], dtype)
 
 
 class FlaxLayer(JaxLayer):

@@ -13,7 +13,8 @@ from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.core.wrapper import Wrapper
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.stacked_layers import build_before, scan_layers, stacked_weights, without_weights
+from keras_dist.layers.shape_calls import example, shapes_of_call, stacked_weights
+from keras_dist.layers.stacked_layers import scan_layers
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.variables import call_context
 
@@ -70,13 +71,12 @@ class Stack(Wrapper):
         repeats: int = 1,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
-        super().__init__(_unbuilt(block), **kwargs)
-        self.depth = check_size("depth", depth, self.name)
-        self.remat = check_flag("remat", remat)
-        self.repeats = check_size("repeats", repeats, self.name)
+        name = kwargs.get("name") or "stack"
+        self.depth, self.repeats = check_size("depth", depth, name), check_size("repeats", repeats, name)
         if depth % repeats:
-            expected = f"a divisor of depth={depth}"
-            raise argument_error("repeats", repeats, expected, layer=self.name, example=1)
+            raise argument_error("repeats", repeats, f"a divisor of depth={depth}", layer=name, example=1)
+        super().__init__(_made_in_stack(block, self._dims), **kwargs)
+        self.remat = check_flag("remat", remat)
         self.supports_masking, self.autocast = True, False
 
     @property
@@ -86,10 +86,10 @@ class Stack(Wrapper):
 
     def build(self, input_shape: PyTree) -> None:
         """Create the weights of all blocks, for inputs of this shape."""
-        inputs = jnp.zeros((input_shape[0] or 1, *input_shape[1:]), self.compute_dtype)
-        dims = (self.depth,) if self.repeats == 1 else (self.repeats, self.depth // self.repeats)
+        inputs = example(input_shape, self.compute_dtype)
+        dims = self._dims
         with stacked_weights(*dims):
-            outputs = build_before(self.block, inputs)
+            outputs = shapes_of_call(self.block, inputs)
         if outputs.shape != inputs.shape:
             summary = f"the output of a block of layer {self.name!r} must have the shape of its input"
             given, expected = (f"shape {shape}" for shape in (outputs.shape, inputs.shape))
@@ -100,6 +100,11 @@ class Stack(Wrapper):
             summary = f"the block of layer {self.name!r} has weights that `add_weight` did not create in `build`"
             fix = "write the block with layers of keras_dist, or make a list of modules instead of a Stack"
             raise ModelError(summary, given=shorten(foreign), fix=fix)
+
+    @property
+    def _dims(self) -> tuple[int, ...]:
+        """The leading dims of the weights."""
+        return (self.depth,) if self.repeats == 1 else (self.repeats, self.depth // self.repeats)
 
     def _config_arguments(self) -> dict[str, Any]:
         return super()._config_arguments() | {"block": self.block}
@@ -118,11 +123,11 @@ class Stack(Wrapper):
         return scan_layers(self.block, call, inputs, jnp.arange(self.depth), rows, pipelines=True, **options)
 
 
-def _unbuilt(block: Any) -> Any:
+def _made_in_stack(block: Any, dims: tuple[int, ...]) -> Any:
     """Return the block that is given or that a function returns; made again from its config, if it has weights."""
-    with without_weights():
+    with stacked_weights(*dims):  # a functional block builds its layers when it is made
         if callable(block) and not isinstance(block, Layer):
-            block = block()
+            return block()
         if isinstance(block, Layer) and block._weights_so_far():
             block = type(block).from_config(block.get_config())
     return block

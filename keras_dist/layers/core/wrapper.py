@@ -19,7 +19,8 @@ from keras_dist.layers.call_arguments import InputSpec, call_parameters
 from keras_dist.layers.core.foreign_modules import as_layer
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.layers.stacked_layers import add_losses, build_before, call_inside
+from keras_dist.layers.shape_calls import example, shapes_of_call
+from keras_dist.layers.stacked_layers import add_losses, call_inside
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.layers.weights import walk
 from keras_dist.ops.normalization import divided_by_norm
@@ -78,7 +79,7 @@ class TimeDistributed(Wrapper):
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create the weights of the layer, for inputs without the time dim."""
-        build_before(self.layer, jnp.zeros((input_shape[0] or 1, *input_shape[2:]), self.compute_dtype))
+        shapes_of_call(self.layer, example((input_shape[0], *input_shape[2:]), self.compute_dtype))
 
     def call(self, inputs: jax.Array, training: bool | None = None, mask: jax.Array | None = None) -> PyTree:
         """Return the outputs (batch, time, ...).
@@ -136,7 +137,7 @@ class SpectralNormalization(Wrapper):
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create the weights of the layer, and `vector_u`."""
-        build_before(self.layer, jnp.zeros((input_shape[0] or 1, *input_shape[1:]), self.compute_dtype))
+        shapes_of_call(self.layer, example(input_shape, self.compute_dtype))
         kernel = self._kernel()
         self.vector_u = self.add_weight(
             (1, kernel.shape[-1]),

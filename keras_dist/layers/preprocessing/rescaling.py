@@ -118,7 +118,7 @@ class Normalization(Layer):
             raise ModelError(f"layer {self.name!r} cannot adapt to data", given=given, fix=fix)
         total: _Moments = (0, 0.0, 0.0)
         for batch in _batches(data, self.name):
-            if not self._has_weights:
+            if not self._is_built:
                 self._build_once({"inputs": batch}, call_context.CallContext())
             for chunk in self._chunks(batch):
                 total = _merged(total, self._moments(chunk))

@@ -18,10 +18,10 @@ from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.recurrent.recurrent_cell import RecurrentArguments, RecurrentCell
-from keras_dist.layers.stacked_layers import add_losses, build_before, call_inside
+from keras_dist.layers.shape_calls import shapes_of_call
+from keras_dist.layers.stacked_layers import add_losses, call_inside
 from keras_dist.layers.weight_arguments import LayerArguments, keyword_defaults, show_keywords
 from keras_dist.saving.object_registry import snake_case
-from keras_dist.symbolic.shape_tracing import is_unknown
 from keras_dist.variables.variable import Variable
 
 
@@ -154,7 +154,7 @@ class RNN(Layer):
         batch = sequences_shape[0] or 1
         step = jnp.zeros((batch, *sequences_shape[2:]), self.compute_dtype)
         states = self.states_before((batch, *sequences_shape[1:]))
-        build_before(self.cell, step, states)
+        shapes_of_call(self.cell, step, states)
         if self.stateful:
             self.rnn_states = create_states(self, states, sequences_shape)
 
@@ -334,8 +334,8 @@ def _where(kept: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
 
 def create_states(layer: Layer, states: PyTree, sequences_shape: Shape) -> list[Variable]:
     """Create a non-trainable weight (batch, size) for each state, sharded like the batch."""
-    if is_unknown(sequences_shape[0]):
-        rest = ", ".join("None" if is_unknown(size) else str(size) for size in sequences_shape[1:])
+    if sequences_shape[0] is None:
+        rest = ", ".join(map(str, sequences_shape[1:]))
         given = f"sequences of shape (None, {rest})"
         fix = f"Input(batch_shape=(32, {rest})), or model.build((32, {rest})) for a model without Input"
         raise ModelError(f"layer {layer.name!r} with `stateful=True` needs a fixed batch size", given=given, fix=fix)

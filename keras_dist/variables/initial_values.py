@@ -1,0 +1,225 @@
+"""Initial values: what a variable has before its array exists, and the programs that create arrays.
+
+An array is a function of seed, number, initializer, shape and dtype, so that it is the same on every mesh, in every form
+of a model and in every process. Variables that differ in their number alone share a compiled program, since compiling
+takes longer than drawing: XLA takes 60 ms for each drawn array. Random bits take three times the bytes of their result,
+so arrays are created one after the other, and each in its shards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist import initializers
+from keras_dist._support import backend_environment
+from keras_dist._support.types import ArrayLike, DTypeLike
+from keras_dist._unstable import jaxprs
+from keras_dist._unstable.jax_internals import outside_of_traces, without_mesh
+from keras_dist.distribution.jobs import heartbeat
+from keras_dist.distribution.jobs.consistency import agreed_programs, is_shared
+from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.placement import place_copy
+from keras_dist.errors import ModelError, shorten
+from keras_dist.random.seeds import next_numbers
+
+_SMALL_BYTES = 1 << 20
+_CPU_OPTIONS = {"xla_backend_optimization_level": 1}
+"""Above level 1, LLVM vectorizes small shards differently from whole arrays, and initial values differ in the last bit
+between meshes (seen with jax 0.12). Level 1 is as fast here."""
+
+
+class InitialValue(Protocol):
+    """The value of a variable without an array."""
+
+    def form(self, shape: tuple[int, ...], dtype: Any) -> Form | None:
+        """Return the form of its program; None for a value that no program computes."""
+        ...
+
+    def placed(self, shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding | None) -> jax.Array:
+        """Return the array of a value that no program computes."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What is equal in variables that share a program."""
+
+    identity: Hashable
+    draw: Callable[..., Any] = dataclasses.field(compare=False)
+    shape: tuple[int, ...] = ()
+    dtype: Any = None
+
+    def __call__(self, seed: ArrayLike, number: ArrayLike) -> jax.Array:
+        """Return the value of the variable with this number."""
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        return jnp.asarray(self.draw(self.shape, self.dtype, key=key), self.dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drawn:
+    """The output of an initializer.
+
+    Attributes:
+        draw: called as `draw(shape, dtype, key=key)`.
+        label: names the variable in errors.
+        alone: seed and number of the variable outside of models.
+        group: variables that one call initializes have the number of the first of them.
+    """
+
+    draw: Callable[..., Any]
+    label: str
+    alone: tuple[int, int]
+    group: Any = None
+
+    def form(self, shape: tuple[int, ...], dtype: Any) -> Form:
+        identity = identity_of(self.draw)
+        return Form(object() if identity is None else identity, self._checked, shape, dtype)
+
+    def placed(self, shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding | None) -> jax.Array:
+        raise NotImplementedError
+
+    def _checked(self, shape: tuple[int, ...], dtype: Any, key: jax.Array) -> Any:
+        value = self.draw(shape, dtype, key=key)
+        check_initial_value(value, shape, self.label, self.draw)
+        return value
+
+
+ZEROS = Drawn(initializers.Zeros(), "", (0, 0))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Given:
+    """An array, which is copied."""
+
+    value: ArrayLike
+
+    def form(self, shape: tuple[int, ...], dtype: Any) -> None:
+        return None
+
+    def placed(self, shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding | None) -> jax.Array:
+        value = initializers.FromArray(self.value)(shape, dtype)
+        return jnp.array(value, copy=True) if sharding is None else place_copy(value, sharding, "an initial value")
+
+
+def initial_of(draw: Callable[..., Any], label: str) -> InitialValue:
+    """Return the initial value that an initializer describes; `label` names the variable in errors."""
+    if type(draw) is initializers.FromArray:
+        return Given(draw.value)
+    group = getattr(draw, "group", None)
+    return Drawn(draw, label, next_numbers() if group is None else group.alone, group)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EachSlice:
+    """An initializer of a weight whose leading dims are of layers or experts, given the initializer of a slice."""
+
+    draw: Callable[..., Any]
+    leading: int
+
+    def __call__(self, shape: tuple[int, ...], dtype: DTypeLike, key: jax.Array) -> jax.Array:
+        """Return the slices, each drawn with a key of its own."""
+        keys = jax.random.split(key, int(np.prod(shape[: self.leading])))
+        each = jax.vmap(lambda key: self.draw(shape[self.leading :], dtype, key=key))
+        return each(keys).reshape(shape)
+
+
+def identity_of(draw: Callable[..., Any]) -> Hashable:
+    """Return what is equal for initializers that compute the same; None where that cannot be known."""
+    if isinstance(draw, EachSlice):
+        inner = identity_of(draw.draw)
+        return None if inner is None else (EachSlice, draw.leading, inner)
+    if isinstance(draw, initializers.FromFunction):
+        return draw.function if draw.wants_key and isinstance(draw.function, Hashable) else None
+    if type(draw).__module__.startswith("keras_dist.variables."):
+        return draw  # a frozen record
+    if type(draw).__module__.startswith("keras_dist.initializers."):
+        return type(draw), repr(draw.get_config())
+    return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Wanted:
+    """An array to create."""
+
+    initial: InitialValue
+    shape: tuple[int, ...]
+    dtype: Any
+    seed: int
+    number: int
+    sharding: jax.sharding.Sharding | None = None
+
+
+_programs: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
+_KEPT_PROGRAMS = 512
+_lock = threading.Lock()
+
+
+def create(wanted: Sequence[Wanted], mesh: DeviceMesh | None = None) -> list[jax.Array]:
+    """Return arrays, each created with its sharding, outside of all traces; all processes of a job must call it."""
+    with outside_of_traces():
+        forms = [one.initial.form(one.shape, one.dtype) for one in wanted]
+        keys = [form and _key(form, one.sharding) for form, one in zip(forms, wanted, strict=True)]
+        programs = _compiled({key: form for key, form in zip(keys, forms, strict=True) if form is not None}, mesh)
+        found, since = [], 0
+        with heartbeat.current().waiting():
+            for one, key in zip(wanted, keys, strict=True):
+                if key is None:
+                    found.append(one.initial.placed(one.shape, one.dtype, one.sharding))
+                    continue
+                found.append(jax.block_until_ready(programs[key](np.uint32(one.seed), np.uint32(one.number))))
+                since += sum(shard.data.nbytes for shard in found[-1].addressable_shards[:1])
+                if since >= _SMALL_BYTES:
+                    backend_environment.release_freed_memory()
+                    since = 0
+    return found
+
+
+def _key(form: Form, sharding: jax.sharding.Sharding | None) -> Hashable:
+    return form, sharding, jax.config.jax_default_device if sharding is None else None
+
+
+def _compiled(forms: dict[Any, Form], mesh: DeviceMesh | None) -> dict[Any, jax.stages.Compiled]:
+    """Return a program for each form; those of jobs are compiled anew, because all processes must do the same."""
+    is_job = mesh is not None and is_shared(mesh)
+    with _lock:
+        known = {} if is_job else {key: _programs[key] for key in forms if key in _programs}
+    missing = {key: form for key, form in forms.items() if key not in known}
+    seeds = np.uint32(0), np.uint32(0)
+
+    def lowered(key: Any, form: Form) -> jax.stages.Lowered:
+        return without_mesh()(lambda: jax.jit(form.__call__, out_shardings=key[1]).lower(*seeds))()
+
+    made = (lowered(key, form) for key, form in missing.items())
+    if mesh is not None:
+        made = agreed_programs("compute initial values", mesh, made)
+    options = [_CPU_OPTIONS if _is_of_cpus(key[1]) else {} for key in missing]
+    found = dict(zip(missing, jaxprs.compile_together(made, options), strict=True))
+    with _lock:
+        for key in missing if not is_job else ():
+            if missing[key].identity.__class__ is not object:
+                _programs[key] = found[key]
+        while len(_programs) > _KEPT_PROGRAMS:
+            _programs.popitem(last=False)
+    return known | found
+
+
+def _is_of_cpus(sharding: jax.sharding.Sharding | None) -> bool:
+    if sharding is None:
+        return jax.default_backend() == "cpu"
+    return all(device.platform == "cpu" for device in sharding.device_set)
+
+
+def check_initial_value(value: Any, shape: tuple[int, ...], label: str, initializer: Any) -> None:
+    """Check the output of an initializer."""
+    if jnp.shape(value) != shape:
+        given = f"shape {jnp.shape(value)} from {shorten(initializer)}"
+        fix = "return an array of the shape that the initializer is called with"
+        raise ModelError(f"the initializer of {label} must return an array of shape {shape}", given=given, fix=fix)
