@@ -79,6 +79,7 @@ class Keeper(Borrower, Protocol):
 
     mesh: Any
 
+    create: Callable[[], None]  # creates the arrays of all variables that have none
     copied: Callable[[Any], Any]  # returns a copy of an array with the same sharding
     checked: Callable[[Lendable, Any], Any]  # casts a value to the dtype of a variable; raises unless its shape fits
     drop: Callable[[Lendable], None]  # releases the array that a variable had before a write
@@ -95,13 +96,13 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
 
     __slots__ = ("_borrower", "_initial", "_is_own", "_keepers", "_mesh")
 
-    create: Callable[[], None]  # creates the array of a deferred variable alone
+    create_alone: Callable[[], None]  # creates the array of a deferred variable that is in no model
 
     def _read_raw(self) -> Any:
+        self._have_array()
         with switching:
             borrower = self.borrower
             if borrower is None:
-                self._have_array()
                 object.__setattr__(self, "_is_own", False)
                 return flax_internals.raw_value.__get__(self)
         return borrower.copy_of(self)
@@ -133,13 +134,14 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
     @property
     def is_deferred(self) -> bool:
         """Whether the array does not exist yet."""
-        is_shape = type(flax_internals.raw_value.__get__(self)) is jax.ShapeDtypeStruct
-        return is_shape and self.borrower is None and self.initial is not None
+        raw = flax_internals.raw_value.__get__(self)
+        return type(raw) is jax.ShapeDtypeStruct and self.borrower is None and self.initial is not None
 
     def _have_array(self) -> None:
         if type(flax_internals.raw_value.__get__(self)) is jax.ShapeDtypeStruct and not _reads_shapes.get():
             if self.is_deferred:
-                self.create()
+                keepers = self.keepers
+                keepers[0].create() if keepers else self.create_alone()
 
     @property
     def borrower(self) -> Borrower | None:
@@ -186,10 +188,10 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
 
     def current(self) -> Any:
         """Return the array, or a copy while it is lent, which no step of the borrower deletes."""
+        self._have_array()
         with switching:
             borrower = self.borrower
             if borrower is None:
-                self._have_array()
                 return flax_internals.raw_value.__get__(self)
         return borrower.copy_of(self)
 

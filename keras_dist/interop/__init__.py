@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from keras_dist._support.missing_names import missing_from
 from keras_dist.interop.snapshots import snapshot
-from keras_dist.models.model_distribution import zero_weights
 from keras_dist.storage.weight_map import Joined, WeightMap
 from keras_dist.storage.weight_transforms import Linear, Offset, Permute, Reshape
 
-__all__ = ["Joined", "Linear", "Offset", "Permute", "Reshape", "WeightMap", "snapshot", "zero_weights"]
+__all__ = ["Joined", "Linear", "Offset", "Permute", "Reshape", "WeightMap", "snapshot"]
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -36,6 +36,7 @@ from keras_dist.symbolic.shape_tracing import SIZES
 from keras_dist.variables import call_context
 from keras_dist.variables.variable import Variable
 
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Stacking:
     """The leading dims of weights that are created now, and the new weights with their whole values, or shapes."""

@@ -6,7 +6,6 @@ Weights that are added later, as by LoRA, are created here, too.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import inspect
@@ -21,20 +20,19 @@ from flax import nnx
 
 from keras_dist import random
 from keras_dist._support import tree_paths
-from keras_dist._support.context_variables import with_value
 from keras_dist._support.lending import Lendable, shapes_only
 from keras_dist._support.signatures import keywords_taken
 from keras_dist._support.types import PyTree
-from keras_dist._unstable.flax_internals import in_trace_of
+from keras_dist._unstable.flax_internals import in_trace_of, raw_value
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.jobs.consistency import check_agreement, facts_of_config, facts_of_plan
 from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in, without_kernels
-from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.attributes import undone_on_error
@@ -44,7 +42,6 @@ from keras_dist.layers.weights import store_paths, walk
 from keras_dist.models.model_distribution import (
     distribution_now,
     distribution_of_layers,
-    draws_weights,
     explaining_one_device,
     no_layout_yet,
     place_of,
@@ -58,16 +55,11 @@ from keras_dist.training.naming import TrainableFlags, layers_below, named_layer
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 from keras_dist.variables import call_context
-from keras_dist.variables.initial_values import ZEROS, Wanted, create
+from keras_dist.variables.initial_values import Wanted, create
 from keras_dist.variables.variable import Variable
 
 if TYPE_CHECKING:
     from keras_dist.models.step_methods import StepMethods
-
-
-_check: contextvars.ContextVar[Callable[[Sequence[VariableSpec]], None]] = contextvars.ContextVar(
-    "check_of_weights", default=lambda specs: None
-)
 
 
 def built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
@@ -120,18 +112,21 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     graph, distribution = described.graph, described.distribution
     with explaining_one_device(is_placed=described.is_placed):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
-    _check.get()(graph.specs)
     _check_meshes(model, plan)
-    facts = functools.partial(facts_of_config, "model", model)
-    check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts()})
     places = positions_of(model, graph.parts)
-    create_arrays(model, places, plan, seed)
     for _, layer in layers_below(model):
         layer._is_built = layer._is_built or hasattr(type(layer).build, "creates_weights")
     before = runtime.session_before
     if before is not None:
         before.cell.leave()
-    cell = StateCell(graph, plan, places, f"model {model.name!r}")
+
+    def creation() -> None:
+        facts = facts_of_config("model", model)
+        check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts})
+        create_arrays(places, plan.mesh)
+
+    plan_arrays(model, places, plan, seed)
+    cell = StateCell(graph, plan, places, f"model {model.name!r}", None if plan.mesh.is_abstract else creation)
     session = BuiltModel(cell, None, distribution, seed, model, None, _compute_loss)
     session.settle_layers()
     settle(model, before, session)
@@ -146,26 +141,30 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     return session
 
 
-def create_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: LayoutPlan, seed: int) -> None:
-    """Create the arrays of the deferred variables of a module, numbered in Keras's order, given the places of a plan."""
-    rows = zip(plan.rows, jax.tree.leaves(plan.shardings), strict=True)
-    planned = {id(place.holder): row for place, row in zip(places, rows, strict=True)}
-    deferred: list[Variable] = []
-    wanted: list[Wanted] = []
+def plan_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: LayoutPlan, seed: int) -> None:
+    """Number the variables of a module in Keras's order, and give those without arrays their shardings."""
+    shardings = {
+        id(place.holder): sharding for place, sharding in zip(places, jax.tree.leaves(plan.shardings), strict=True)
+    }
     numbers: dict[int, int] = {}
     for number, (_, variable) in enumerate(walk(module)):
-        if isinstance(variable, Variable) and variable.is_deferred:
-            row, sharding = planned[id(variable)]
-            initial = variable.initial if draws_weights() or row.role != "parameter" else ZEROS
+        if isinstance(variable, Variable) and variable.is_deferred and not variable.keepers:
+            initial = variable.initial
             number = numbers.setdefault(id(getattr(initial, "group", None) or variable), number)
-            deferred.append(variable)
-            wanted.append(Wanted(initial, row.shape, row.dtype, seed, number, sharding))
-    if plan.mesh.is_abstract:  # in planning
-        arrays: list[Any] = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=one.sharding) for one in wanted]
-    else:
-        arrays = create(wanted, plan.mesh)
-    for variable, array in zip(deferred, arrays, strict=True):
-        variable.begin_with(None)
+            variable.begin_with(dataclasses.replace(initial, numbers=(seed, number)))
+            raw = raw_value.__get__(variable)
+            variable.keep(jax.ShapeDtypeStruct(raw.shape, raw.dtype, sharding=shardings[id(variable)]))
+
+
+def create_arrays(places: Sequence[ArrayPosition], mesh: DeviceMesh) -> None:
+    """Create the arrays of the variables at these places that have none."""
+    found = (place.lendable for place in places)
+    deferred = [variable for variable in found if isinstance(variable, Variable) and variable.is_deferred]
+    shapes = [raw_value.__get__(variable) for variable in deferred]
+    wanted = [
+        Wanted(one.initial, raw.shape, raw.dtype, raw.sharding) for one, raw in zip(deferred, shapes, strict=True)
+    ]
+    for variable, array in zip(deferred, create(wanted, mesh), strict=True):
         variable.keep(array)
 
 
@@ -334,11 +333,6 @@ def plan_before_search(model: StepMethods) -> LayoutPlan | None:
     return distribution.plan_variables(graph.specs, graph.treedef)
 
 
-def weights_checked(check: Callable[[Sequence[VariableSpec]], None]) -> contextlib.AbstractContextManager[object]:
-    """Call `check(specs)` before weights of models of layers are created in this context."""
-    return with_value(_check, check)
-
-
 def _compute_loss(module: Any, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, training: bool) -> jax.Array:
     x, y, sample_weight = batch
     given = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": sample_weight, "training": training}
@@ -398,7 +392,8 @@ def change_weights(
         graph = dataclasses.replace(graph, specs=specs, module_paths=cell.graph.module_paths)
         plan = session.distribution.plan_variables(graph.specs, graph.treedef)
         places = positions_of(session.model, graph.parts)
-        create_arrays(session.model, places, plan, int(seed))
+        plan_arrays(session.model, places, plan, int(seed))
+        create_arrays(places, plan.mesh)
     session.extend(graph, plan)
 
 

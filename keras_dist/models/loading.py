@@ -16,7 +16,6 @@ from keras_dist.checkpoint import Stored
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.errors import CheckpointError, ConfigError, ModelError, shorten
 from keras_dist.mixed_precision import under_policy
-from keras_dist.models.initialization import weights_checked
 from keras_dist.models.model import Model
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
 from keras_dist.saving.buckets import in_bucket
@@ -93,9 +92,10 @@ def load_model(
 
 def _made(description: Description, check: Check) -> tuple[Model, BuiltModel]:
     """Return the model of a description, compiled as described, and what was built for it."""
-    with under_policy(description.policy), weights_checked(check):
+    with under_policy(description.policy):
         model = _of_config(description.config)
         session = model._with_weights()
+        check(session.cell.graph.specs)
         if description.compiled:
             model.compile_from_config(description.compiled)
     return model, session
@@ -122,11 +122,11 @@ def _load_stored(stored: Stored, compile: bool, make: Callable[..., Model] | Non
         if make is not None:
             model = make(seed=seed_and_fits(stored)[0])
         else:
-            stack.enter_context(weights_checked(functools.partial(check_shapes, stored)))
             config = stored.document(CONFIG)
             with _reading(stored, CONFIG):
                 model = _of_config(config)
-                model._with_weights()
+                session = model._with_weights()
+            check_shapes(stored, session.cell.graph.specs)
         if stored.has(LORA):
             lora = stored.document(LORA)
             with _reading(stored, LORA):

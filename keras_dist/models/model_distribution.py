@@ -7,18 +7,15 @@ of several processes the first of each process.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist._support.context_variables import with_value
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.data.batching import Batching
@@ -89,55 +86,12 @@ def place_of(asked: Distribution | None, expected: Distribution | None, graph: M
     return found
 
 
-_draws: contextvars.ContextVar[bool] = contextvars.ContextVar("draws_initial_weights", default=True)
-
-
-def zero_weights() -> contextlib.AbstractContextManager[object]:
-    """Create trained weights as zeros in this context, for models whose weights are loaded next.
-
-    Initial values are drawn from random bits, which take several times the memory of a weight. With zeros, and weights
-    that are read into their shards one at a time, a process needs little more memory than the weights have.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> import keras_dist as kd
-        >>> def network():
-        ...     return kd.Sequential([kd.Input((3,)), kd.layers.Dense(2, name="d1")])
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
-        >>> network().save_weights(path)
-        >>> with kd.interop.zero_weights():
-        ...     model = network()
-        ...     report = model.load_weights(path)
-        >>> print(report)
-        2 loaded: d1/kernel, d1/bias
-    """
-    return with_value(_draws, False)
-
-
-def draws_weights() -> bool:
-    """Return whether trained weights are drawn; else they are zeros."""
-    return _draws.get()
-
-
 def initial_state(
     plan: LayoutPlan, init: Callable[[ArrayLike], PyTree], seed: int, facts_of_model: Callable[[], Fingerprint] = dict
 ) -> PyTree:
     """Create the initial state, after all processes have agreed on the program."""
     check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts_of_model()})
-    return plan.init(init if _draws.get() else _with_zeros(init, plan), np.uint32(seed))
-
-
-def _with_zeros(init: Callable[[ArrayLike], PyTree], plan: LayoutPlan) -> Callable[[ArrayLike], PyTree]:
-    """Return an initializer with zeros for parameters, and the values of `init` for other variables."""
-
-    def zeros(seed: ArrayLike) -> PyTree:
-        leaves, structure = jax.tree.flatten(init(seed))
-        rows = zip(leaves, plan.rows, strict=True)
-        return structure.unflatten(
-            [jnp.zeros(leaf.shape, leaf.dtype) if row.role == "parameter" else leaf for leaf, row in rows]
-        )
-
-    return zeros
+    return plan.init(init, np.uint32(seed))
 
 
 def find_layout(model: Trainer, examples: Examples) -> None:

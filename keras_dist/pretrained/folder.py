@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import re
-import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,10 +18,8 @@ from keras_dist._support.arguments import argument_error, check_kind, check_opti
 from keras_dist._support.types import DTypeLike
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
-from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import ConfigError, FileMissingError, ModelError, cause, shorten
 from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.models.initialization import weights_checked
 from keras_dist.pretrained.config import IMPLEMENTATIONS, DecoderConfig, EncoderConfig, NetworkConfig
 from keras_dist.pretrained.decoder import Decoder
 from keras_dist.pretrained.encoder import Encoder
@@ -31,7 +28,6 @@ from keras_dist.pretrained.weight_maps import weight_map
 from keras_dist.saving.regular_files import read_regular
 from keras_dist.saving.tensor_format import SUFFIX, index_path
 from keras_dist.saving.tensor_reader import TensorReader
-from keras_dist.storage.weights_files import check_fits
 
 CONFIG = "config.json"
 
@@ -118,19 +114,13 @@ def load(
     file = _file_in(folder)
     names = TensorReader("load", file).shapes
 
-    def check(specs: Sequence[VariableSpec]) -> None:
-        wanted = [spec for spec in specs if spec.role not in ("rng", "counter")]
-        described: Any = types.SimpleNamespace(config=config, weights=wanted)
-        check_fits(config.family, wanted, file, weight_map(described, rules, names))
-
     if asked is not None and asked.is_searched:
         asked, is_short = _found(asked, config, options)
         options["remat"] = remat or is_short
     try:
-        with contextlib.nullcontext() if asked is None else asked.scope(), weights_checked(check):
-            model = _network(config, **options, initializer="zeros")
+        with contextlib.nullcontext() if asked is None else asked.scope():
+            model = _network(config, **options)
             model.build()
-        model._arguments["initializer"] = None  # of a copy
         model.load_weights(folder, weight_map=weight_map(model, rules, names))
     except ModelError as error:
         error.fix = _FIX if "strict" in error.fix else error.fix

@@ -17,7 +17,6 @@ from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import MANIFEST, RECORD, newest_in
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
-from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import FileMissingError, ModelError, shorten
 from keras_dist.saving.buckets import absolute, folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import writing_to
@@ -146,13 +145,6 @@ def load_weights(
     if not isinstance(reader, _Folder) and weight_map is None:  # files of other programs have no checksums
         warn_unchecked(reader, source.names_of(report.loaded))
     return report
-
-
-def check_fits(model: str, specs: Iterable[VariableSpec], file: pathlib.Path, weight_map: WeightMap) -> None:
-    """Check by the headers of files that weights which do not exist yet can be loaded."""
-    reader, wanted = TensorReader("load_weights", file), {spec.path: spec for spec in specs}
-    source = MappedFile(reader.shapes, weight_map, {path: spec.shape for path, spec in wanted.items()})
-    _compared(model, wanted, source, reader, strict=True)
 
 
 def _set(cell: StateCell, reader: TensorReader, source: MappedFile, paths: Sequence[str]) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._support.lending import Changes, Keeper, Lendable, switching
+from keras_dist._support.lending import Changes, Keeper, Lendable, shapes_only, switching
 from keras_dist._support.stateless_scope import trace_error
 from keras_dist._support.types import ArrayLike
 from keras_dist._unstable.jax_internals import is_traced
@@ -35,9 +35,15 @@ class BorrowedArrays(Keeper):
     """
 
     def __init__(
-        self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[ArrayPosition], owner: str = "a model"
+        self,
+        graph: ModuleGraph,
+        plan: LayoutPlan,
+        places: Sequence[ArrayPosition],
+        owner: str = "a model",
+        creation: Callable[[], None] | None = None,
     ) -> None:
         self.graph, self.plan, self.owner = graph, plan, owner
+        self._creation = creation  # creates the arrays that do not exist yet, when one is needed; None when all exist
         self.is_shown = not graph.is_foreign  # the user holds the module: arrays in foreign variables may be shared
         # held from reading the state until its use is dispatched, so that no thread dispatches donated buffers
         self.lock = threading.RLock()
@@ -65,9 +71,22 @@ class BorrowedArrays(Keeper):
         for cell in self._beside:
             cell._beside.discard(self)
 
+    def create(self) -> None:
+        """Create the arrays of the variables that have none."""
+        with self.lock:
+            creation, self._creation = self._creation, None
+            try:
+                if creation is not None:
+                    creation()
+            except BaseException:
+                self._creation = creation
+                raise
+
     def _begin(self, step: jax.Array) -> None:
         """Start without slots; read the arrays of the variables on first use."""
-        self._arrange(TrainState(*self.graph.nest([place.array() for place in self._variables]), {}, step))
+        with shapes_only():
+            leaves = [place.array() for place in self._variables]
+        self._arrange(TrainState(*self.graph.nest(leaves), {}, step))
         arrays: list[Any] = self._arrays
         for index in self._at:
             arrays[index] = None
@@ -132,6 +151,12 @@ class BorrowedArrays(Keeper):
 
     def put(self, arrays: Mapping[int, jax.Array]) -> None:
         """Replace some arrays by index; they must be placed as planned."""
+        deferred = [
+            index for index in arrays if index in self._at and getattr(self._at[index].lendable, "is_deferred", False)
+        ]
+        for index in deferred:
+            self._at[index].keep(arrays[index])
+        arrays = {index: array for index, array in arrays.items() if index not in deferred}
         if not arrays:
             return
         self._arrays = [arrays.get(index, array) for index, array in enumerate(self.arrays)]
@@ -145,6 +170,7 @@ class BorrowedArrays(Keeper):
 
     def _look(self) -> None:
         """Read the arrays of variables that changed; copy and reshard those that are shared or placed otherwise."""
+        self.create()
         self._looked_at = Changes.last
         arrays: list[Any] = self._arrays
         ours = [(index, variable, variable.current()) for index, variable in self._ours]
@@ -298,7 +324,7 @@ class BorrowedArrays(Keeper):
     def free(self, place: int) -> None:
         """Delete an array that is replaced next, unless the user or a training may hold it."""
         holder = self._at.get(place)
-        if holder is None or self._is_borrowing:
+        if holder is None or self._is_borrowing or getattr(holder.lendable, "is_deferred", False):
             return
         lendable = holder.lendable
         is_free = not self.is_shown if lendable is None else lendable.is_own and lendable.borrower is None

@@ -39,6 +39,8 @@ between meshes (seen with jax 0.12). Level 1 is as fast here."""
 class InitialValue(Protocol):
     """The value of a variable without an array."""
 
+    numbers: tuple[int, int]
+
     def form(self, shape: tuple[int, ...], dtype: Any) -> Form | None:
         """Return the form of its program; None for a value that no program computes."""
         ...
@@ -70,13 +72,13 @@ class Drawn:
     Attributes:
         draw: called as `draw(shape, dtype, key=key)`.
         label: names the variable in errors.
-        alone: seed and number of the variable outside of models.
+        numbers: the seed and the number of its key: of the model, or of the process for a variable outside of models.
         group: variables that one call initializes have the number of the first of them.
     """
 
     draw: Callable[..., Any]
     label: str
-    alone: tuple[int, int]
+    numbers: tuple[int, int]
     group: Any = None
 
     def form(self, shape: tuple[int, ...], dtype: Any) -> Form:
@@ -92,14 +94,12 @@ class Drawn:
         return value
 
 
-ZEROS = Drawn(initializers.Zeros(), "", (0, 0))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Given:
     """An array, which is copied."""
 
     value: ArrayLike
+    numbers: tuple[int, int] = (0, 0)  # unused
 
     def form(self, shape: tuple[int, ...], dtype: Any) -> None:
         return None
@@ -114,7 +114,7 @@ def initial_of(draw: Callable[..., Any], label: str) -> InitialValue:
     if type(draw) is initializers.FromArray:
         return Given(draw.value)
     group = getattr(draw, "group", None)
-    return Drawn(draw, label, next_numbers() if group is None else group.alone, group)
+    return Drawn(draw, label, next_numbers() if group is None else group.numbers, group)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,8 +152,6 @@ class Wanted:
     initial: InitialValue
     shape: tuple[int, ...]
     dtype: Any
-    seed: int
-    number: int
     sharding: jax.sharding.Sharding | None = None
 
 
@@ -174,7 +172,7 @@ def create(wanted: Sequence[Wanted], mesh: DeviceMesh | None = None) -> list[jax
                 if key is None:
                     found.append(one.initial.placed(one.shape, one.dtype, one.sharding))
                     continue
-                found.append(jax.block_until_ready(programs[key](np.uint32(one.seed), np.uint32(one.number))))
+                found.append(jax.block_until_ready(programs[key](*map(np.uint32, one.initial.numbers))))
                 since += sum(shard.data.nbytes for shard in found[-1].addressable_shards[:1])
                 if since >= _SMALL_BYTES:
                     backend_environment.release_freed_memory()

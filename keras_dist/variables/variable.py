@@ -187,14 +187,14 @@ class Variable(Lendable):
             object.__setattr__(variable, "_made_under", current_distribution())
         return variable
 
-    def create(self) -> None:
+    def create_alone(self) -> None:
         """Create the array of this variable alone, under the current distribution."""
         check_not_forked()
         for owner in self._owners:
             owner.check_may_create()
-        layout, (seed, number) = self._layout_as_distributed(), getattr(self.initial, "alone", (0, 0))
-        sharding = None if layout is None else layout.backend_layout
-        (value,) = create([Wanted(self.initial, self.shape, self._own_dtype, seed, number, sharding)])
+        raw, layout = flax_internals.raw_value.__get__(self), self._layout_as_distributed()
+        sharding = raw.sharding if layout is None else layout.backend_layout
+        (value,) = create([Wanted(self.initial, raw.shape, raw.dtype, sharding)])
         self.keep(value)
 
     def _layout_as_distributed(self) -> TensorLayout | None:
@@ -469,7 +469,9 @@ def check_shape(shape: Any, label: str) -> tuple[int, ...]:
     dims = (shape,) if is_int(shape) else tuple(shape)
     given = f"shape {shorten(shape)}"
     if None in dims:
-        fix = "give the dim a size in Input(shape), or pool over it first; leave out the batch, the first dim of a shape"
+        fix = (
+            "give the dim a size in Input(shape), or pool over it first; leave out the batch, the first dim of a shape"
+        )
         raise ModelError(f"the shape of weight {label} depends on a dim of unknown size", given=given, fix=fix)
     if not all(is_int(size, 1) for size in dims):
         fix = "for example add_weight((3, 4))"

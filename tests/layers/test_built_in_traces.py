@@ -12,8 +12,10 @@ WAYS = {
     "jit": lambda call: jax.jit(call),
     "grad": lambda call: lambda x: jax.value_and_grad(lambda x: (total(out := call(x)), out), has_aux=True)(x)[0][1],
     "vmap": lambda call: lambda x: jax.tree.map(lambda y: y[0], jax.vmap(call)(jax.tree.map(lambda a: a[None], x))),
-    "scan": lambda call: lambda x: jax.tree.map(
-        lambda y: y[0], jax.lax.scan(lambda carry, x: (carry, call(x)), 0, jax.tree.map(lambda a: a[None], x))[1]
+    "scan": lambda call: (
+        lambda x: jax.tree.map(
+            lambda y: y[0], jax.lax.scan(lambda carry, x: (carry, call(x)), 0, jax.tree.map(lambda a: a[None], x))[1]
+        )
     ),
     "remat": lambda call: jax.checkpoint(call),
     "all": lambda call: lambda x: jax.jit(jax.vmap(jax.checkpoint(call)))(jax.tree.map(lambda a: a[None], x))[0],

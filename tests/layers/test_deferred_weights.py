@@ -12,7 +12,6 @@ from flax import nnx
 import keras_dist as kd
 from keras_dist import layers, ops
 from keras_dist._unstable.flax_internals import raw_value
-from keras_dist.errors import ModelError
 
 
 def is_deferred(variable):

@@ -330,7 +330,7 @@ def test_training_a_described_network_without_its_weights_warns(way, warned):
 @pytest.mark.parametrize("name", ["vocab_size", "intermediate_size"])
 def test_sizes_that_the_files_do_not_have_create_nothing(name, size, tmp_path, monkeypatch):
     folder = folder_of(tmp_path / "n", changes={name: size})
-    monkeypatch.setattr(initialization, "initial_state", lambda *args, **kwargs: pytest.fail("created"))
+    monkeypatch.setattr(initialization, "create_arrays", lambda *args, **kwargs: pytest.fail("created"))
     tensor = {"vocab_size": r"embedding/embeddings \(64, 16\)", "intermediate_size": r"down/kernel \(24, 16\)"}[name]
     with pytest.raises(ModelError, match=rf"{tensor} for \({size}, 16\)") as error:
         kd.pretrained.load(folder)

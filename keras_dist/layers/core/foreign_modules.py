@@ -244,7 +244,7 @@ class JaxLayer(Layer):
 class _Group:
     """Weights that one call of `init_fn` initializes."""
 
-    alone: tuple[int, int]
+    numbers: tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
