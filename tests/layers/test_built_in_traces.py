@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from keras_dist import layers
 from tests.layers.test_every_layer import LAYERS, made
 
 
@@ -39,3 +41,10 @@ def test_a_layer_is_built_once_and_outside(name, way):
     assert layer.built and not any(isinstance(weight.value, jax.core.Tracer) for weight in layer.weights)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(call(x)), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("transform", [nnx.jit, nnx.grad, nnx.remat])
+def test_a_copy_that_flax_makes_builds_itself_in_its_trace_and_flax_returns_the_weights(transform):
+    layer, x = layers.Dense(3), jnp.ones((2, 4))
+    transform(lambda layer, x: jnp.sum(layer(x)))(layer, x)
+    assert layer.built and layer.kernel.shape == (4, 3) and not isinstance(layer.kernel.value, jax.core.Tracer)
