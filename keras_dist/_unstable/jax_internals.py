@@ -43,9 +43,14 @@ def is_tracing() -> bool:
     return not core.trace_state_clean()
 
 
-def outside_of_traces() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which JAX computes at once, also inside of a function that it traces."""
-    return jax.core.eval_context()
+@contextlib.contextmanager
+def outside_of_traces() -> Iterator[None]:
+    """Context manager in which JAX computes at once, also inside of a function that it traces.
+
+    `jax.ensure_compile_time_eval` computes the constants of a lowered program, too, so that the program has holes.
+    """
+    with jax.core.eval_context(), core.config.eager_constant_folding(False):
+        yield
 
 
 def check(is_right: Any, text: str, **values: Any) -> None:

@@ -193,7 +193,9 @@ def _compiled(forms: dict[Any, Form], mesh: DeviceMesh | None) -> dict[Any, jax.
     seeds = np.uint32(0), np.uint32(0)
 
     def lowered(key: Any, form: Form) -> jax.stages.Lowered:
-        return without_mesh()(lambda: jax.jit(form.__call__, out_shardings=key[1]).lower(*seeds))()
+        # a function of its own: JAX gives equal functions one module, which threads must not compile together
+        program = jax.jit(lambda seed, number: form(seed, number), out_shardings=key[1])
+        return without_mesh()(lambda: program.lower(*seeds))()
 
     made = (lowered(key, form) for key, form in missing.items())
     if mesh is not None:
