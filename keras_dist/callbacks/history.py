@@ -193,8 +193,14 @@ class CSVLogger(Callback):
             write_file(self.filename, state["text"])
 
     def _write(self, mode: str, text: str) -> None:
-        with writing_to(self.filename), open(self.filename, mode, newline="", encoding="utf-8") as file:
-            file.write(text)
+        with writing_to(self.filename), open(self.filename, f"{mode}b", buffering=0) as file:
+            before, rest = os.fstat(file.fileno()).st_size, text.encode()
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                file.truncate(before)  # the next row would continue a part of this one
+                raise
 
     def _is_empty_or_fits(self, columns: list[str]) -> bool:
         """Return whether the file is empty; raise if it has other columns."""
