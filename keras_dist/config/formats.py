@@ -16,7 +16,7 @@ from keras_dist.config.problems import show
 from keras_dist.errors import ConfigError, did_you_mean, nearest, shorten
 
 LIMIT_BYTES = 2**17
-LIMIT_DEPTH, LIMIT_VALUES = 32, 2**15
+LIMIT_DEPTH = 32
 _LIMIT_MERGED, _LIMIT_PARTS = 2**13, 2**8
 
 
@@ -76,8 +76,7 @@ def _syntax_error(file: Path, text: str, error: Exception) -> ConfigError:
     style = ".yaml" if file.suffix.lower() == ".yml" else file.suffix.lower()
     lines = re.split(_YAML_BREAK if style == ".yaml" else "\n", text)
     given = "".join(c if c.isprintable() else "?" for c in lines[line - 1].strip()[:120]) if line else ""
-    where = f"line {line}" if line else "it"
-    expected, fix = f"a {style[1:].upper()} file", f"correct {where} ({_HINTS[style]})"
+    expected, fix = f"a {style[1:].upper()} file", f"correct {f'line {line}' if line else 'it'} ({_HINTS[style]})"
     for pattern, words, *ways in _MESSAGES:
         if re.search(pattern, message):
             message, (expected, fix) = re.sub(pattern, words, message), ways
@@ -91,8 +90,7 @@ MOST_NESTED = f"at most {LIMIT_DEPTH} tables and lists in each other"
 _ONCE = ("each key, table and anchor once", "keep one of the two")
 _NO_TAG = ("text, numbers, true, false, null, lists and tables, without tags", "leave out the tag")
 _MESSAGES = (
-    ("^(maximum recursion depth.*|nested too deeply)", "nested too deeply", MOST_NESTED, "nest less"),
-    ("^too many values", r"\g<0>", f"at most {LIMIT_VALUES:,} keys and values", "keep data in separate files"),
+    ("^maximum recursion depth.*", "nested too deeply", MOST_NESTED, "nest less"),
     ("^merge keys have .*", r"\g<0>", f"at most {_LIMIT_MERGED:,} values by <<", "write keys out where they are used"),
     ("^a key has too many parts", r"\g<0>", f"at most {_LIMIT_PARTS} parts with dots between", "write a shorter key"),
     (".*Exceeds the limit.*", "an integer of more than 4,300 digits", "at most 64 bits", "write a smaller integer"),
@@ -136,17 +134,6 @@ def _line_and_column(text: str, offset: int) -> tuple[int, int]:
 
 class _Loader(yaml.SafeLoader):
     """`SafeLoader` that refuses a key given twice, and reports where a value cannot be constructed."""
-
-    depth = values = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        self.depth, self.values = self.depth + 1, self.values + 1
-        if self.depth > LIMIT_DEPTH + 1 or self.values > LIMIT_VALUES:
-            problem = "nested too deeply" if self.depth > LIMIT_DEPTH + 1 else "too many values"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=cast("Any", self).peek_event().start_mark)
-        node = cast("Any", super()).compose_node(parent, index)
-        self.depth -= 1
-        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

@@ -120,7 +120,7 @@ DEEP, LONG = ".".join("a" * 4000), "9" * 4400
         (f"{MESH}[{DEEP}]", ".toml", "a key has too many parts"),
         (HIDDEN, ".toml", "a key has too many parts"),
         (f"x = [{'0.5, ' * 900}]\ny = '{'a b. ' * 900}' # {'a.b, ' * 900}", ".toml", "mesh: is missing"),
-        (f"x: [{'1, ' * 40_000}]", ".yaml", "too many values"),
+        (f"x: [{'1, ' * 40_000}]", ".yaml", "has too many values"),
         ('{"' + "k" * 50_000 + '": 1}', ".json", f'{"k" * 80}...": unknown'),
         (f"{MESH}training.batch_size = {LONG}", ".toml", "4,300 digits"),
         (f"{MESH}training.batch_size = 0x{LONG}", ".toml", "batch_size: is too large"),
