@@ -117,7 +117,7 @@ class ObjectRegistry:
             config = cast("Mapping[str, Any]", identifier)
             name = str(config.get("class_name"))
             known = self.names.get(name, self._lower_case.get(name.lower()))
-            if known is None and name != "function" and not {"module", "registered_name"} & config.keys():
+            if known is None and name not in ("None", "function") and not {"module", "registered_name"} & config.keys():
                 self._named(name)
             known = self._classes.get(getattr(known, "__name__", ""), known)  # arguments are for an object
             found = deserialize_keras_object(
