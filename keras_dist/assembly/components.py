@@ -161,7 +161,7 @@ def joined_error(errors: Sequence[KerasDistError]) -> KerasDistError:
 
 
 def with_nested(run: RunConfig, errors: Sequence[KerasDistError]) -> list[KerasDistError]:
-    """Return the errors; those of objects within the arguments of a component replace its own."""
+    """Return the errors; errors of objects within the arguments of a component replace its own."""
     nested, found = _nested_errors(run.model_dump(), ""), dict[KerasDistError, None]()
     for error in errors:
         key = error.summary.partition(":")[0]

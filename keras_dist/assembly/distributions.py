@@ -253,7 +253,7 @@ def _fix_of_shape(mesh: MeshConfig, devices: Sequence[Any] | None) -> str:
 
 
 def _step(run: RunConfig, examples: Examples | None, remat: str | None) -> Any:
-    """Return a factory of the compiled model, and the shapes of a batch; without examples those of its inputs."""
+    """Return a factory of the compiled model, and the shapes of a batch; without examples the shapes of its inputs."""
     needed(run.model, "model")
     random.set_random_seed(run.training.seed)
     factory = functools.partial(compiled_model, run, remat, is_planned=True)

@@ -193,7 +193,7 @@ class CSVLogger(Callback):
             write_file(self.filename, state["text"])
 
     def _write(self, mode: str, text: str) -> None:
-        with writing_to(self.filename), open(self.filename, f"{mode}b", buffering=0) as file:
+        with writing_to(self.filename), io.FileIO(self.filename, mode) as file:
             before, rest = os.fstat(file.fileno()).st_size, text.encode()
             try:
                 while rest:

@@ -94,6 +94,7 @@ def compiled() -> kd.Model:
     return model
 
 
+WRONG: Any = 1.5
 RAISED: dict[str, Callable[[], Any]] = {
     **{name: make for name, (make, _) in GOLDEN.items()},
     "an axis of several dims": lambda: kd.TensorLayout(("data", "data"), kd.DeviceMesh("data=8")),
@@ -112,11 +113,11 @@ RAISED: dict[str, Callable[[], Any]] = {
     "a warm-up without an aim": lambda: kd.optimizers.schedules.CosineDecay(0.1, 10, warmup_steps=2),
     "boundaries": lambda: kd.optimizers.schedules.PiecewiseConstantDecay([2, 1], [1.0, 0.5, 0.1]),
     "a constant scale": lambda: kd.optimizers.LossScaleOptimizer(kd.optimizers.SGD(), dynamic=False),
-    "an integer": lambda: compiled().fit(np.zeros((8, 8)), np.zeros((8, 1)), epochs=1.5),
-    "a number": lambda: kd.optimizers.SGD(momentum="a"),
-    "a flag": lambda: kd.DataParallel(shard_optimizer="yes"),
+    "an integer": lambda: compiled().fit(np.zeros((8, 8)), np.zeros((8, 1)), epochs=WRONG),
+    "a number": lambda: kd.optimizers.SGD(momentum=WRONG),
+    "a flag": lambda: kd.DataParallel(shard_optimizer=WRONG),
     "an option": lambda: kd.losses.MeanSquaredError(reduction="summ"),
-    "a path": lambda: kd.callbacks.BackupAndRestore(3),
+    "a path": lambda: kd.callbacks.BackupAndRestore(WRONG),
     "two arguments": lambda: kd.optimizers.SGD(clipnorm=1.0, clipvalue=1.0),
     "a name": lambda: compiled().compile("adm"),
     "a name in a config": lambda: kd.losses.get({"class_name": "msee", "config": {}}),
