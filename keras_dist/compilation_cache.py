@@ -24,7 +24,8 @@ def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> pathlib
     fast ones. A program is reused if the model, the shapes, the devices and the versions are the same. A new seed needs
     no new program, except the seed of an initializer, and of `Model.from_nnx` if `call` draws from `rngs`.
 
-    Programs in the folder run without further checks, so that only people you trust may write to it.
+    Programs in the folder run without further checks, so that only people you trust may write to it. A full disk leaves
+    damaged files there, of which JAX warns at each start: delete them.
 
     Args:
         path: the folder, created if missing. By default `keras_dist/programs` in the user's cache folder, with access

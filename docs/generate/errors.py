@@ -19,7 +19,8 @@ INTRODUCTION = """# Errors
 Every message of keras_dist that names a mistake, with its way out; `…` is a name or a number of your program. All are
 subclasses of `kd.errors.KerasDistError` and of the built-in exception that Keras raises in the same place, and carry
 their parts as attributes: `error.summary`, `error.given`, `error.expected`, `error.fix`. Type some words of a message
-into the field above a table.
+into the field above a table. Errors of a config begin with its file, or the key: `training.epochs: …`. What is said of
+arguments of every class, as "must be an integer", is in the table of `KerasDistError`.
 
 What an exit code means is on the page of [the commands](cli.md).
 """
@@ -27,8 +28,13 @@ What an exit code means is on the page of [the commands](cli.md).
 Row = tuple[str, str, str]
 Texts = Mapping[str, str]
 """Texts of the names that a place in the source reads; a parameter has its name between two `MARK`."""
+OF_EVERY_CLASS = "KerasDistError"
+"""Where the errors are listed whose class is an argument: common checks of arguments."""
+CLASS_ARGUMENTS = ("error", "kind")
 BUILDERS = {"argument_error": "ModelError", "unknown_name_error": "UnknownNameError"}
 """Functions that make the text of an error, with the class that they make by default."""
+PARTS_OF_INDICES = ("indices", "stop", "summary", "fix")
+"""Arguments of a check of indices."""
 PARTS_OF_PROBLEM = ("kind", "path", "summary", "given", "expected", "fix")
 """Arguments of a problem of layout rules, which `LayoutError` lists."""
 UNKNOWN = "the error shows it"
@@ -42,7 +48,8 @@ def pages() -> dict[str, str]:
     kinds = {name: value for name, value in vars(errors).items() if inspect.isclass(value) and name in found}
     lines = [INTRODUCTION]
     for name in sorted(kinds):
-        lines += [f"## {name}", "", inspect.getdoc(kinds[name]) or "", ""]
+        about = (inspect.getdoc(kinds[name]) or "").partition("\n\nArgs:")[0]
+        lines += [f"## {name}", "", about, ""]
         lines += ["| message | way out |", "|---|---|"]
         lines += [f"| {summary} | {way_out(expected, fix)} |" for summary, expected, fix in sorted(found[name])]
         lines.append("")
@@ -74,6 +81,14 @@ def raised(
     places = _Places(tree, constants or {})
     for call in [call for calls in places.calls.values() for call in calls]:
         node, kind = call.node, _name_of(call.node.func)
+        if isinstance(node.func, ast.Call) and _name_of(node.func.func) == "unreadable":
+            kind = "DataFileMissingError"
+        if kind == "check_indices" and len(node.args) == len(PARTS_OF_INDICES):
+            for texts in places.texts_of(call):
+                parts = {name: _text(each, texts) for name, each in zip(PARTS_OF_INDICES, node.args, strict=True)}
+                yield "DataError", (_alternatives(parts["summary"]), "", _alternatives(parts["fix"]))
+        if kind in CLASS_ARGUMENTS and any(each.arg in ("given", "fix") for each in node.keywords):
+            kind = OF_EVERY_CLASS
         is_problem = has_problems and kind == "Problem" and len(node.args) == len(PARTS_OF_PROBLEM)
         if not node.args or not (is_problem or kind in {*known, *BUILDERS}):
             continue
@@ -87,7 +102,7 @@ def raised(
                 parts = {name: _text(each, texts) for name, each in zip(PARTS_OF_PROBLEM, node.args, strict=True)}
             summary = parts.get("summary") or _text(node.args[0], texts)
             expected, fix = (_alternatives(parts.get(name, "")) for name in ("expected", "fix"))
-            if len(re.findall(r"[a-z]{2,}", summary)) > 2:
+            if len(re.findall(r"[a-z]{2,}", summary)) > (0 if kind == "UnknownNameError" else 2):
                 yield "LayoutError" if is_problem else kind, (_alternatives(summary), expected, fix)
 
 
@@ -105,9 +120,11 @@ def _built(kind: str, node: ast.Call, parts: Mapping[str | None, str], texts: Te
     """Yield the error of a function that makes the text from an argument and what is expected."""
     given = next((each.value for each in node.keywords if each.arg == "error"), None)
     named = _name_of(given) if given else BUILDERS[kind]
+    named = OF_EVERY_CLASS if named in CLASS_ARGUMENTS else named
     if kind == "argument_error" and len(node.args) > 2:
         argument, expected = _text(node.args[0], texts), _text(node.args[2], texts)
         wrong, of = parts.get("wrong") or f"must be {expected}", " of layer …" if "layer" in parts else ""
+        of = "…" if of and named == OF_EVERY_CLASS else of  # there may be no layer
         default = f"expected: {expected}" if parts.get("wrong") else f"correct `{argument}`, or leave it out"
         if "example" in parts:
             default = f"for example {argument}={parts['example']}" if parts["example"].strip("… /") else ""
@@ -286,9 +303,11 @@ def _text(node: ast.AST, texts: Texts) -> str:
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(each, texts) for each in node.values)
     if isinstance(node, ast.FormattedValue):
-        return (_part(_text(node.value, texts)) if isinstance(node.value, ast.Name) else "") or "…"
+        return (_part(_text(node.value, texts)) if isinstance(node.value, ast.Name | ast.Call) else "") or "…"
     if isinstance(node, ast.BinOp):
         return _part(_text(node.left, texts)) + _part(_text(node.right, texts))
+    if isinstance(node, ast.Call) and _name_of(node.func) == "one_of":
+        return "one of …"
     if isinstance(node, ast.BoolOp | ast.IfExp):
         ways = node.values if isinstance(node, ast.BoolOp) else [node.body, node.orelse]
         return " / ".join(_text(each, texts) for each in ways)

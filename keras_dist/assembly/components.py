@@ -95,6 +95,7 @@ def _model_or_factory(run: RunConfig, is_planned: bool) -> Any:
             return _called(pretrained.describe if is_planned else pretrained.load, described, key)
         if not _is_path(component):
             known = {name: getattr(models, name) for name in models.__all__}
+            _named(component.name, key, known)
             described = {"class_name": component.name, "config": arguments}
             return deserialize_keras_object(described, module_objects=known)
         found = imported(component.name, key)
@@ -159,11 +160,27 @@ def joined_error(errors: Sequence[KerasDistError]) -> KerasDistError:
     return errors[0] if len(errors) == 1 else ConfigError(f"{len(errors)} mistakes\n  {listed}")
 
 
-def check_names_of_model(run: RunConfig) -> None:
-    """Check that the config has a model, and that its import path exists."""
-    component = needed(run.model, "model")
-    if _is_path(component):
-        imported(component.name, "model")
+def with_nested(run: RunConfig, errors: Sequence[KerasDistError]) -> list[KerasDistError]:
+    """Return the errors; errors of objects within the arguments of a component replace its own."""
+    nested, found = _nested_errors(run.model_dump(), ""), dict[KerasDistError, None]()
+    for error in errors:
+        key = error.summary.partition(":")[0]
+        within = [one for one in nested if one.summary.startswith((f"{key}.", f"{key}["))]
+        found.update(dict.fromkeys(within or [error]))
+    return list(found)
+
+
+def _nested_errors(value: Any, place: str) -> list[KerasDistError]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    named = [(f"{place}[{name}]" if isinstance(name, int) else f"{place}.{name}", item) for name, item in items]
+    inner = [error for name, item in named for error in _nested_errors(item, name.lstrip("."))]
+    if not inner and isinstance(value, dict) and "class_name" in value:
+        try:
+            with custom_object_scope(_objects()), error_context(place):
+                deserialize_keras_object(value)
+        except KerasDistError as error:
+            return [error]
+    return inner
 
 
 def check_directory(run: RunConfig) -> None:

@@ -17,7 +17,6 @@ from keras_dist.assembly.components import (
     Examples,
     callback_of,
     check_directory,
-    check_names_of_model,
     check_run,
     compiled_model,
     data_of,
@@ -51,6 +50,7 @@ from keras_dist.distribution.mesh import DeviceMesh, fitting_sizes
 from keras_dist.distribution.strategy import Distribution, strategy_named
 from keras_dist.errors import ConfigError, KerasDistError, MeshError
 from keras_dist.planner import AutoParallel, Target, devices
+from keras_dist.planner.tracing import planning
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,17 +107,16 @@ def valid_inputs(run: RunConfig, target: str | Target | None = None) -> tuple[Pl
     data, optimizer, loss = tried(data_of, run), tried(optimizer_of, run), tried(loss_of, run)
     for number, component in enumerate(run.training.metrics):
         tried(metric_of, component, number)
-    if data is None or (errors and isinstance(run.distribution, FoundConfig)):
-        tried(check_names_of_model, run)
-        tried(lambda: _mesh(run.mesh, _planned_devices(run.mesh, target)))
-        return None, errors
     if errors:
         training = run.training.model_copy(update={"metrics": ()})
-        if loss is None and run.training.loss is not None:
+        if data is None or (loss is None and run.training.loss is not None):
             training, loss = training.model_copy(update={"loss": Component(name=f"{__name__}:any_loss")}), any_loss
-        run = run.model_copy(update={"optimizer": Component(name="sgd"), "training": training})
-    place = tried(lambda: placed(run, data[0], _planned_devices(run.mesh, target)))
-    step = tried(_step, run, data[0], None if place is None else place[1])
+        chosen = DataParallelConfig() if isinstance(run.distribution, FoundConfig) else run.distribution
+        changes = {"optimizer": Component(name="sgd"), "training": training, "distribution": chosen}
+        run = run.model_copy(update=changes)
+    examples = None if data is None else data[0]
+    place = tried(lambda: placed(run, examples, _planned_devices(run.mesh, target)))
+    step = tried(_step, run, examples, None if place is None else place[1])
     return None if place is None or step is None else PlanInputs(step[0], step[1], place[0], optimizer, loss), errors
 
 
@@ -253,11 +252,19 @@ def _fix_of_shape(mesh: MeshConfig, devices: Sequence[Any] | None) -> str:
     return "; or ".join(ways)
 
 
-def _step(run: RunConfig, examples: Examples, remat: str | None) -> tuple[Callable[[], Any], Examples]:
-    """Return a factory of the compiled model, and the shapes of a batch."""
+def _step(run: RunConfig, examples: Examples | None, remat: str | None) -> Any:
+    """Return a factory of the compiled model, and the shapes of a batch; without examples the shapes of its inputs."""
     needed(run.model, "model")
     random.set_random_seed(run.training.seed)
+    factory = functools.partial(compiled_model, run, remat, is_planned=True)
+    if examples is None:
+        with planning():
+            model = factory()
+        if model.output_names is None or any(None in each.shape[1:] for each in model.inputs):
+            return None
+        rows, tensors = run.training.batch_size or 32, (model.input, model.output)
+        return factory, jax.tree.map(lambda one: jax.ShapeDtypeStruct((rows, *one.shape[1:]), one.dtype), tensors)
     takes_size = len(examples) > 1 or is_numbered(*examples)
     first = next(iter(DataLoader(*examples, batch_size=run.training.batch_size if takes_size else None)))
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first)
-    return functools.partial(compiled_model, run, remat, is_planned=True), batch
+    return factory, batch

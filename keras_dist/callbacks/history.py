@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +12,8 @@ import numpy as np
 
 from keras_dist._support import html_tables
 from keras_dist._support.arguments import argument_error, check_path, is_number
-from keras_dist._support.located_warnings import warn
 from keras_dist.callbacks.callback import Callback, Logs, logging_of
-from keras_dist.callbacks.terminate_on_nan import index_hint
+from keras_dist.callbacks.terminate_on_nan import warns_of_nan
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import MissingExtraError, ModelError, shorten
 from keras_dist.saving.drafts import write_file, writing_to
@@ -55,14 +53,11 @@ class History(Callback):
 
     def _warn_of_nan(self) -> None:
         """Warn once if the loss of the last epoch is NaN, unless a callback as `TerminateOnNaN` ends the training."""
-        losses = {name: self.history.get(name, [0])[-1] for name in ("loss", "val_loss")}
-        wrong = [name for name, loss in losses.items() if isinstance(loss, float) and math.isnan(loss)]
-        if self._warned or not self.epoch or self.model.stop_training or not is_chief():
+        if self._warned or not self.epoch or self.model.stop_training:
             return
-        if wrong:
-            self._warned, hint = True, index_hint(self.model, " ")
-            number = self.epoch[-1] + 1
-            warn(f"the {wrong[0]} is nan in epoch {number}.{hint} TerminateOnNaN() names the first batch, or variable.")
+        last = {name: values[-1] for name, values in self.history.items() if values}
+        hint = " TerminateOnNaN() names the first batch, or variable."
+        self._warned = warns_of_nan(self.model, last, f"epoch {self.epoch[-1] + 1}", hint)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self.epoch.append(epoch)
@@ -198,8 +193,14 @@ class CSVLogger(Callback):
             write_file(self.filename, state["text"])
 
     def _write(self, mode: str, text: str) -> None:
-        with writing_to(self.filename), open(self.filename, mode, newline="", encoding="utf-8") as file:
-            file.write(text)
+        with writing_to(self.filename), io.FileIO(self.filename, mode) as file:
+            before, rest = os.fstat(file.fileno()).st_size, text.encode()
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                file.truncate(before)  # the next row would continue a part of this one
+                raise
 
     def _is_empty_or_fits(self, columns: list[str]) -> bool:
         """Return whether the file is empty; raise if it has other columns."""

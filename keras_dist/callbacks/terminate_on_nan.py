@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from keras_dist._support.located_warnings import warn
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.distribution.jobs.job import print_message
+from keras_dist.distribution.jobs.job import is_chief, print_message
 from keras_dist.training.state_cell import StateCell
 
 
@@ -109,6 +110,15 @@ def index_hint(model: Any, before: str) -> str:
     choices = model._with_weights().choices
     is_checked = choices is not None and choices.options.check
     return "" if is_checked else f"{before}compile(check=True) names a label or token that is out of range."
+
+
+def warns_of_nan(model: Any, logs: Mapping[str, Any], where: str, hint: str = "") -> bool:
+    """Warn if the loss or `val_loss` is NaN; return whether one is."""
+    losses = {name: logs.get(name) for name in ("loss", "val_loss")}
+    wrong = [name for name, loss in losses.items() if isinstance(loss, float) and math.isnan(loss)]
+    if wrong and is_chief():
+        warn(f"the {wrong[0]} is nan in {where}.{index_hint(model, ' ')}{hint}")
+    return bool(wrong)
 
 
 def _listed(paths: list[str]) -> str:

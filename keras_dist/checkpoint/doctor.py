@@ -123,6 +123,7 @@ class Diagnosis:
         aside: damaged folders that were moved aside.
         writer: holder of the lock, or None.
         bases: arrays that states share. Their problems are also problems of these states.
+        link: the given path, if it is a link to `path`; links inside of `path` are not followed.
     """
 
     path: pathlib.Path
@@ -131,6 +132,7 @@ class Diagnosis:
     aside: tuple[str, ...]
     writer: Holder | None
     bases: tuple[SavedState, ...] = ()
+    link: pathlib.Path | None = None
 
     def __str__(self) -> str:
         return render_diagnosis(self)
@@ -138,7 +140,7 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as JSON values."""
         found = dataclasses.asdict(self)
-        found |= {"path": str(self.path), "is_good": self.is_good}
+        found |= {"path": str(self.path), "link": self.link and str(self.link), "is_good": self.is_good}
         entries = [*found["states"], *found["bases"]]
         for state, entry in zip((*self.states, *self.bases), entries, strict=True):
             entry |= {"written": state.written and state.written.isoformat(), "rules": state.rules}
@@ -171,7 +173,8 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
         [('step_00000000', True)]
     """
     path = refreshed(folder_path(check_path("path", path, "states", CheckpointError)))
-    path = path.__class__(os.path.realpath(path)) if os.path.islink(path) else path  # others are not followed
+    link = path if os.path.islink(path) else None  # the user names it; links inside are not followed
+    path = path.__class__(os.path.realpath(path)) if link else path
     if not path.is_dir():
         summary = f"examine: {str(path)!r} is {'a file' if path.exists() else 'not there'}"
         fix = "the directory that CheckpointManager or BackupAndRestore was given, or a folder of Model.save"
@@ -196,6 +199,7 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
         tuple(one.name for one in around if _ASIDE.fullmatch(one.name) and not is_draft(one)),
         holder_of(directory),
         tuple(bases.values()),
+        link,
     )
 
 
@@ -322,7 +326,8 @@ _RULES_LISTED = 3
 
 def render_diagnosis(found: Diagnosis) -> str:
     """Render a table of the states, and lines about damage, writers and layouts."""
-    lines: list[Table | str] = [_table(found) if found.states else f"no checkpoints in {found.path}"]
+    lines: list[Table | str] = [f"{found.link} is a link to {found.path}"] if found.link else []
+    lines.append(_table(found) if found.states else f"no checkpoints in {found.path}")
     for state in found.states:
         lines += _listed(f"damaged: {state.name}: ", state.problems)
     lines += [_base(base, [state.name for state in found.states if base.name in state.bases]) for base in found.bases]

@@ -150,7 +150,7 @@ def check(
     code is 1 if a rule cannot be applied or has no effect, 2 if the config is wrong.
     """
     from keras_dist import planner
-    from keras_dist.assembly.components import joined_error
+    from keras_dist.assembly.components import joined_error, with_nested
     from keras_dist.assembly.distributions import valid_inputs
     from keras_dist.config.loader import load_valid
     from keras_dist.errors import KerasDistError
@@ -169,7 +169,7 @@ def check(
     if report is not None and (report.problems or not errors):
         show(report, json)
     if errors:
-        raise joined_error(errors)
+        raise joined_error(errors if run is None else with_nested(run, errors))
     return 1 if report is not None and report.problems else 0
 
 

@@ -13,10 +13,11 @@ from typing import Any, cast
 import yaml
 
 from keras_dist.config.problems import show
-from keras_dist.errors import ConfigError, did_you_mean, nearest
+from keras_dist.errors import ConfigError, did_you_mean, nearest, shorten
 
 LIMIT_BYTES = 2**17
-_LIMIT_MERGED = 2**13
+LIMIT_DEPTH = 32
+_LIMIT_MERGED, _LIMIT_PARTS = 2**13, 2**8
 
 
 def read_table(file: Path, what: str = "a config file") -> dict[Any, Any]:
@@ -27,7 +28,7 @@ def read_table(file: Path, what: str = "a config file") -> dict[Any, Any]:
     text = _read_text(file, what)
     try:
         table = _PARSERS[file.suffix.lower()](text)
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
+    except (ValueError, OverflowError, yaml.YAMLError, RecursionError) as error:
         raise _syntax_error(file, text, error) from error
     if not isinstance(table, dict):
         given, fix = show(table, with_type=True), "put everything under keys such as mesh and distribution"
@@ -71,14 +72,39 @@ def _missing(file: Path, what: str) -> ConfigError:
 
 
 def _syntax_error(file: Path, text: str, error: Exception) -> ConfigError:
-    what, line, column = _position(text, error)
+    message, line, column = _position(text, error)
     style = ".yaml" if file.suffix.lower() == ".yml" else file.suffix.lower()
-    given = "".join(c if c.isprintable() else "?" for c in text.split("\n")[line - 1].strip()[:120]) if line else ""
-    correct = f"correct line {line} ({_HINTS[style]})" if line else "correct it"
-    summary = f"{file}: {f'line {line}, column {column}: ' if line else ''}{what}"
-    fix = "keep one of the two" if what.startswith("the key ") else correct
-    return ConfigError(summary, given=given, expected=f"a {style[1:].upper()} file with each key once", fix=fix)
+    lines = re.split(_YAML_BREAK if style == ".yaml" else "\n", text)
+    given = "".join(c if c.isprintable() else "?" for c in lines[line - 1].strip()[:120]) if line else ""
+    expected, fix = f"a {style[1:].upper()} file", f"correct {f'line {line}' if line else 'it'} ({_HINTS[style]})"
+    for pattern, words, *ways in _MESSAGES:
+        if re.search(pattern, message):
+            message, (expected, fix) = re.sub(pattern, words, message), ways
+            break
+    summary = f"{file}: {f'line {line}, column {column}: ' if line else ''}{message}"
+    return ConfigError(summary, given=given, expected=expected, fix=fix)
 
+
+_YAML_BREAK = "\r\n|[\n\r\x85\u2028\u2029]"
+MOST_NESTED = f"at most {LIMIT_DEPTH} tables and lists in each other"
+_ONCE = ("each key, table and anchor once", "keep one of the two")
+_NO_TAG = ("text, numbers, true, false, null, lists and tables, without tags", "leave out the tag")
+_MESSAGES = (
+    ("^maximum recursion depth.*", "nested too deeply", MOST_NESTED, "nest less"),
+    ("^merge keys have .*", r"\g<0>", f"at most {_LIMIT_MERGED:,} values by <<", "write keys out where they are used"),
+    ("^a key has too many parts", r"\g<0>", f"at most {_LIMIT_PARTS} parts with dots between", "write a shorter key"),
+    (".*Exceeds the limit.*", "an integer of more than 4,300 digits", "at most 64 bits", "write a smaller integer"),
+    (".*(chr\\(\\) arg|C int).*", "an escape is not a character", r"at most \U0010ffff", "correct the escape"),
+    ("^the key .* is given twice", r"\g<0>", *_ONCE),
+    ("^(Cannot (overwrite|mutate|declare)|Duplicate|second occ).*", "a key, table or anchor is given twice", *_ONCE),
+    ("^but found another document", "a second document begins", "one document", "keep one of the documents"),
+    ("^found unhashable key", "a key is a list or a table", "keys that are text", "write the key as text"),
+    ("^expected a .* for merging.*", "<< needs tables", "a table, or a list of tables", "give the alias of a table"),
+    (r"^could not determine .* tag '(?:tag:yaml\.org,2002:)?(.*)'", r"the tag '\1' is not available", *_NO_TAG),
+    (r"^expected a .*(mapping|scalar|sequence|items)\b.*", "the value does not fit its tag", *_NO_TAG),
+    ("^(not a valid |failed to convert).*", r"\g<0>", _NO_TAG[0], "put it in quotes, or leave out its tag"),
+)
+"""Messages of parsers in our words, with what is expected and the way out where these are known."""
 
 _HINTS = {
     ".toml": 'text, and keys with "/" in them, need quotes',
@@ -99,7 +125,7 @@ def _position(text: str, error: Exception) -> tuple[str, int, int]:
         if found := re.search(r" \(at line (\d+), column (\d+)\)$", str(error)):
             return str(error)[: found.start()], int(found[1]), int(found[2])
         return str(error), *_line_and_column(text, len(text))
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error), 0, 0
+    return str(error), 0, 0
 
 
 def _line_and_column(text: str, offset: int) -> tuple[int, int]:
@@ -115,7 +141,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
-                    problem = f"the key {key.value!r} is given twice"
+                    problem = f"the key {shorten(key.value)} is given twice"
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
                 seen.add((key.tag, key.value))
         return node
@@ -136,7 +162,7 @@ class _Loader(yaml.SafeLoader):
         try:
             return cast("Any", super()).construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            what = f"not a valid {node.tag.rpartition(':')[2]}: {error}"
+            what = str(error) if "Exceeds" in str(error) else f"not a valid {node.tag.rpartition(':')[2]}"
             raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark) from error
 
 
@@ -147,6 +173,16 @@ def _number(construct: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _number(yaml.SafeLoader.construct_yaml_int))
 _Loader.add_constructor("tag:yaml.org,2002:float", _number(yaml.SafeLoader.construct_yaml_float))
+
+
+_PARTS = r"""(?<![\w\\-])(?:(?:"(?:\\.|[^"\\\n])*+"|'[^'\n]*+'|[\w-]++)[ \t]*+\.[ \t]*+)"""
+
+
+def _parse_toml(text: str) -> Any:
+    if many := re.search(f"{_PARTS}{{{_LIMIT_PARTS}}}", text):  # tomllib takes memory with the square of their number
+        line, column = _line_and_column(text, many.start())
+        raise tomllib.TOMLDecodeError(f"a key has too many parts (at line {line}, column {column})")
+    return tomllib.loads(text)
 
 
 def _parse_yaml(text: str) -> Any:
@@ -162,13 +198,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:
-            raise ValueError(f"the key {key!r} is given twice: {show(table[key])}, then {show(value)}")
+            raise ValueError(f"the key {shorten(key)} is given twice: {show(table[key])}, then {show(value)}")
         table[key] = value
     return table
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    ".toml": tomllib.loads,
+    ".toml": _parse_toml,
     ".yaml": _parse_yaml,
     ".yml": _parse_yaml,
     ".json": _parse_json,

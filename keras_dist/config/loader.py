@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from keras_dist.config.formats import read_table
+from keras_dist.config.formats import LIMIT_DEPTH, MOST_NESTED, read_table
 from keras_dist.config.mesh_shape import MESH_VARIABLE, parse_mesh_shape
 from keras_dist.config.problems import (
     MISSING,
@@ -30,10 +30,12 @@ from keras_dist.config.problems import (
 from keras_dist.config.schema import RunConfig
 from keras_dist.errors import ConfigError, MeshError, with_type
 
-_LIMIT_FILES, _LIMIT_DEPTH, _LIMIT_VALUES, _LIMIT_BITS = 16, 32, 2**15, 64
+_LIMIT_FILES, _LIMIT_VALUES, _LIMIT_BITS = 16, 2**15, 64
 _SHAPES = (("mesh", "shape"), ("mesh", "dcn_shape"))
+_SUBSTITUTES = {"callbacks": "History", "metrics": "keras_dist.assembly.distributions:any_loss"}
 _COMPONENTS = (("model",), ("data",), ("optimizer",), ("training", "loss"))
 _VARIABLE = re.compile(r"\$\$(?=\{)|\$\{([A-Za-z_]\w*)(?::-([^}$]*))?\}|\$\{")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _OVERRIDE = re.compile(r"""((?:[^="']|"[^"]*"|'[^']*')+)=(.*)""", re.DOTALL)
 
 
@@ -105,19 +107,22 @@ def load_valid(
             return found, None
     wrong = config_error(file, placed, more)
     for problem in placed:
-        _remove(settings.table, problem.loc)
+        _remove(settings.table, problem.loc[:-1] if problem.what == MISSING else problem.loc)
     with contextlib.suppress(ValidationError):
         return RunConfig.model_validate(settings.table, context=context), wrong
     return None, wrong
 
 
 def _remove(table: dict[Any, Any], loc: Loc) -> None:
-    """Remove the value at a key path; of a value in a list, the list."""
+    """Remove the value at a key path; of a value in a list, the list, except that components keep their numbers."""
     names = list(itertools.takewhile(lambda part: isinstance(part, str), loc))
     for part in names[:-1]:
         table = as_table(table.get(part)) or {}
     for name in names[-1:]:
-        table.pop(name, None)
+        if name in _SUBSTITUTES and len(loc) > len(names) and isinstance(table.get(name), list):
+            table[name][loc[len(names)]] = _SUBSTITUTES[name]
+        else:
+            table.pop(name, None)
 
 
 def _placed(problem: Problem, settings: _Settings) -> Problem:
@@ -192,13 +197,15 @@ class _Settings:
         """Copy a value, and replace environment variables in it."""
         self._values += 1  # aliases of YAML can stand for any number of values, or for themselves
         is_large = isinstance(value, int) and value.bit_length() > _LIMIT_BITS
-        if is_large or len(loc) > _LIMIT_DEPTH or self._values > _LIMIT_VALUES:
-            allowed = f"at most {_LIMIT_DEPTH} tables and lists in each other, and {_LIMIT_VALUES:,} values"
-            allowed += f", integers of at most {_LIMIT_BITS} bits"
-            what = "is nested too deeply" if len(loc) > _LIMIT_DEPTH else "has too many values"
-            what = "is too large" if is_large else what
-            raise config_error(source, [Problem(loc, what, show(value), allowed, "keep data in separate files")])
+        if is_large or len(loc) > LIMIT_DEPTH or self._values > _LIMIT_VALUES:
+            large = ("is too large", show(value), f"at most {_LIMIT_BITS} bits", "write a smaller integer")
+            deep = ("is nested too deeply", show(value), MOST_NESTED, "nest less")
+            many = ("has too many values", show(value), f"at most {_LIMIT_VALUES:,}", "keep data in separate files")
+            raise config_error(
+                source, [Problem(loc, *(large if is_large else deep if len(loc) > LIMIT_DEPTH else many))]
+            )
         if isinstance(value, str):
+            self._check_text(value, loc, source)
             whole, text = _VARIABLE.fullmatch(value), self._with_variables(value, loc, source)
             return _read_value(text) if whole is not None and whole[1] else text
         if isinstance(value, list):
@@ -208,9 +215,19 @@ class _Settings:
             return value
         filled: dict[Any, Any] = {}
         for key, item in table.items():
-            name = self._with_variables(key, (*loc, key), source) if isinstance(key, str) else key
-            filled[name] = self._filled(item, (*loc, str(name)), source)
+            name = self._with_variables(key, (*loc, key), source) if isinstance(key, str) else show(key)
+            name = _SURROGATE.sub("\ufffd", name)
+            self._check_text(key, (*loc, name), source)
+            filled[name] = self._filled(item, (*loc, name), source)
         return filled
+
+    def _check_text(self, value: object, loc: Loc, source: str) -> None:
+        """Note a key that is not text, as `yes` and `1` in YAML, and half of a pair of UTF-16."""
+        if not isinstance(value, str):
+            self.problems.append(Problem(loc, "the key is not text", show(value), "text", "write it in quotes", source))
+        elif _SURROGATE.search(value):
+            what, allowed = "has half of a surrogate pair", "characters of Unicode"
+            self.problems.append(Problem(loc, what, ascii(show(value)), allowed, "write the whole character", source))
 
     def _with_variables(self, text: str, loc: Loc, source: str) -> str:
         wrong: dict[str, None] = {}

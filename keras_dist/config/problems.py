@@ -122,6 +122,7 @@ def key_path(loc: Sequence[str | int]) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
+            part = part if len(part) <= _SHOWN else f"{part[:_SHOWN]}..."
             bare = part if _BARE_KEY.fullmatch(part) else json.dumps(part, ensure_ascii=False)
             text += f".{bare}" if text else bare
     return text

@@ -13,6 +13,7 @@ from keras_dist._support.arguments import check_int, check_number, check_option,
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import PyTree
 from keras_dist.callbacks import Callback, CallbackList, History
+from keras_dist.callbacks.terminate_on_nan import warns_of_nan
 from keras_dist.config.settings import limited, max_epochs, max_steps_per_epoch
 from keras_dist.data.adapters import Source, is_data_set, source_of, unpack_or_inputs
 from keras_dist.data.arrays import ArraySource
@@ -203,8 +204,9 @@ def shapes_of_batch(examples: Examples, processes: int) -> Arrays:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows * processes, *leaf.shape[1:]), leaf.dtype), like)
 
 
-def keras_result(values: dict[str, float], return_dict: bool) -> Any:
-    """Return logs in the form of Keras: a dict, a single value, or a list."""
+def keras_result(model: Trainer, method: str, values: dict[str, float], return_dict: bool) -> Any:
+    """Return logs in the form of Keras: a dict, a single value, or a list. Warn if the loss is NaN."""
+    warns_of_nan(model, values, method)
     if return_dict:
         return values
     return next(iter(values.values())) if len(values) == 1 else list(values.values())

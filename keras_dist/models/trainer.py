@@ -193,7 +193,8 @@ class Trainer(CompileMethods):
         draw = session.next_draw(fitting.checked_seed(self, "test", seed))
         hooks = fitting.callback_list(self, callbacks, verbose, examples)
         with each_warning_once():
-            return fitting.keras_result(session.trainer.evaluate(examples, hooks, draw), return_dict)
+            values = session.trainer.evaluate(examples, hooks, draw)
+        return fitting.keras_result(self, "evaluate", values, return_dict)
 
     @names_unknown_keywords
     def predict(
@@ -291,7 +292,8 @@ class Trainer(CompileMethods):
         session = self._ready_to_train("train_on_batch", x)
         source = fitting.weighted_by_class(ArraySource(x, y, sample_weight), class_weight)
         with session.cell.training():
-            return fitting.keras_result(session.trainer.train_batch(source), return_dict)
+            values = session.trainer.train_batch(source)
+        return fitting.keras_result(self, "train_on_batch", values, return_dict)
 
     @names_unknown_keywords
     def test_on_batch(self, x: Any, y: PyTree = None, sample_weight: PyTree = None, return_dict: bool = False) -> Any:
@@ -301,7 +303,7 @@ class Trainer(CompileMethods):
         session = self._on_its_mesh("test_on_batch", x)
         session.check_measures("test_on_batch")
         values = session.trainer.test_batch(ArraySource(x, y, sample_weight), session.next_draw())
-        return fitting.keras_result(values, return_dict)
+        return fitting.keras_result(self, "test_on_batch", values, return_dict)
 
     @names_unknown_keywords
     def predict_on_batch(self, x: Any, *, local: bool = False) -> PyTree:

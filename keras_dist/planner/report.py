@@ -194,15 +194,17 @@ class PlanReport:
         mesh, found = self.state.mesh, dict[str, list[int]]()
         for each in self.step.collectives if not self.pipelines else ():
             for row in self.state.rows if each.kind == "all_reduce" and each.turns > 1 and each.layer else ():
-                others = [axis for dim in row.axes for axis in axis_tuple(dim) if axis not in each.axes]
-                if row.path.startswith(f"{each.layer}/") and row.nbytes == each.nbytes * mesh.axis_size(others):
+                axes = [axis for dim in row.compute_axes for axis in axis_tuple(dim)]
+                is_of_row = row.path.startswith(f"{each.layer}/") and not {*axes} & {*each.axes}
+                if is_of_row and row.nbytes == each.nbytes * mesh.axis_size(axes):
                     found.setdefault(each.layer, [each.turns, 0, 0])
                     found[each.layer][1] += each.nbytes_per_step
                     found[each.layer][2] += each.nbytes
                     break
         return [
             f"gradients of {layer} are all-reduced in each of {turns} turns: {render_bytes(total)} instead of "
-            f"{render_bytes(once)}. Compilers for TPUs reduce once. `unroll=True` of the layer joins the exchanges"
+            f"{render_bytes(once)}. Compilers for TPUs reduce once, as do recurrent layers of keras_dist where the "
+            "batch is sharded over the whole mesh. Unrolling all turns (`unroll=True`) joins the exchanges"
             for layer, (turns, total, once) in found.items()
         ]
 

@@ -117,6 +117,8 @@ class ObjectRegistry:
             config = cast("Mapping[str, Any]", identifier)
             name = str(config.get("class_name"))
             known = self.names.get(name, self._lower_case.get(name.lower()))
+            if known is None and name not in ("None", "function") and not {"module", "registered_name"} & config.keys():
+                self._named(name)
             known = self._classes.get(getattr(known, "__name__", ""), known)  # arguments are for an object
             found = deserialize_keras_object(
                 config, module_objects=self.names | ({} if known is None else {name: known})

@@ -296,11 +296,13 @@ def _packages(module: str) -> list[str]:
 
 
 def _unknown(name: str, config: Mapping[str, Any], module_objects: Iterable[str] = ()) -> ConfigError:
+    near = did_you_mean(name, [*module_objects, *registered_names()])
+    fix = f"decorate it with @saving.register_keras_serializable(), or pass custom_objects={{{name!r}: {name}}}"
     return ConfigError(
-        f"the config mentions {name!r}, which is not known{did_you_mean(name, [*module_objects, *registered_names()])}",
+        f"the config mentions {name!r}, which is not known{near}",
         given=f"class_name={config.get('class_name')!r}, module={config.get('module')!r}, "
         f"registered_name={config.get('registered_name')!r}",
-        fix=f"decorate it with @saving.register_keras_serializable(), or pass custom_objects={{{name!r}: {name}}}",
+        fix=f"correct the name, or {fix}" if near else fix,
     )
 
 

@@ -154,3 +154,9 @@ def test_a_loss_that_is_nan_names_how_labels_are_found(check):
     with pytest.warns(UserWarning, match=r"the loss is nan in epoch 1\. compile\(check=True\) names a label") as found:
         model.fit(x, y, epochs=2, verbose=0)
     assert sum("is nan" in str(each.message) for each in found) == 1
+    for method in ("evaluate", "test_on_batch", "train_on_batch"):
+        with pytest.warns(
+            UserWarning, match=rf"the loss is nan in {method}\. compile\(check=True\) names a label"
+        ) as found:
+            getattr(model, method)(x, y, **({"verbose": 0} if method == "evaluate" else {}))
+        assert len(found) == 1

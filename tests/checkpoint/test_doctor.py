@@ -206,3 +206,13 @@ def test_doctor_does_not_follow_a_link_to_another_place(tmp_path, monkeypatch):
     (tmp_path / "states" / "step_1").symlink_to(elsewhere)
     (state,) = kd.checkpoint.examine(tmp_path / "states").states
     assert state.problems == ("is a link to another place, which is not followed",) and state.files == 0
+
+
+def test_doctor_follows_a_link_that_is_given_and_names_its_target(tmp_path):
+    (tmp_path / "states").mkdir()
+    (tmp_path / "link").symlink_to("states")
+    found = kd.checkpoint.examine(tmp_path / "link")
+    assert str(found).splitlines()[0] == f"{tmp_path / 'link'} is a link to {tmp_path / 'states'}"
+    assert found.to_dict()["link"] == str(tmp_path / "link")
+    direct = kd.checkpoint.examine(tmp_path / "states")
+    assert direct.link is None and direct.to_dict()["link"] is None and "is a link" not in str(direct)

@@ -216,6 +216,33 @@ def test_check_lists_mistakes_of_all_kinds(config, capsys):
     assert "5 mistakes" in err
 
 
+def test_check_lists_mistakes_beside_a_wrong_name(config, capsys):
+    wrong = ["data=rows:rws", 'distribution.layout."d3/kernel"=["-", "-"]', "training.loss={nam='mse'}"]
+    wrong += ['callbacks=[{nam="History"}, "EarlyStoping"]', 'training.metrics=["mse", {dtype="float32"}, "accuracyy"]']
+    sequential = "model={name='Sequential', layers=[{class_name='InputLayer', config={shape=[4]}}, %s]}"
+    dense = "{class_name='Dense', config={units=8, name='d1'}}"
+    assert (
+        commands.run(
+            "check", config, *(part for each in wrong for part in ("--set", each)), "--set", sequential % dense
+        )
+        == 2
+    )
+    out, err = capsys.readouterr()
+    assert "d3/kernel" in out and "d2/kernel" in out and "d1/kernel' matched" not in out
+    keys = ("data", "training.loss.name", "callbacks[0].name", "callbacks[1]", "training.metrics[1].name")
+    for name in (*keys, "training.metrics[2]"):
+        assert len(re.findall(rf"^ +(?:\(\d\) )?(?:--set .*: )?{re.escape(name)}: ", err, re.MULTILINE)) == 1, (
+            name,
+            err,
+        )
+    layers = "{class_name='Dnse', config={units=3}}, {class_name='Dense', config={unts=3}}"
+    assert commands.run("check", config, "--set", "data=rows:rws", "--set", sequential % layers) == 2
+    err = capsys.readouterr().err
+    for name in ("data", "model.layers[1]", "model.layers[2]"):
+        assert f") {name}: " in err
+    assert "3 mistakes" in err
+
+
 def test_train_prints_all_settings_with_verbose(config, capsys):
     assert commands.run("train", config, "--verbose", "--set", "training.epochs=1") == 0
     assert '"dtype_policy": null' in capsys.readouterr().out

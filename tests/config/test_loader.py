@@ -129,10 +129,19 @@ def test_a_key_in_the_wrong_table_is_sent_to_the_right_one(refused: Refused) -> 
 def test_yaml_keys_that_are_no_text(refused: Refused) -> None:
     text = "mesh: {shape: {1: 2}}\n3: 4\ndistribution: {layout: {5: ['-']}, 6: 7}"
     error = refused(text, ".yaml")
-    assert 'run.yaml: mesh.shape."1": the name of an axis is not a string' in error.summary
-    assert 'run.yaml: "3": unknown key' in error.summary
-    assert 'run.yaml: distribution.layout."5": the rule is not a string' in error.summary
-    assert 'run.yaml: distribution."6": unknown key' in error.summary
+    for key in ('mesh.shape."1"', '"3"', 'distribution.layout."5"', 'distribution."6"'):
+        assert f"run.yaml: {key}: the key is not text" in error.summary
+    assert "4 problems" in error.summary and "unknown key" not in error.summary
+    error = refused("mesh: {shape: {data: 1}}\nyes: 1", ".yaml")
+    assert (error.given, error.fix) == ("true", "write it in quotes")
+
+
+@pytest.mark.parametrize(
+    "text", [r'{"\ud800": 1, "mesh": {"shape": {"data": 1}}}', r'{"mesh": {"shape": {"data\udfff": 1}}}']
+)
+def test_half_of_a_surrogate_pair(refused: Refused, text: str) -> None:
+    error = refused(text, ".json")
+    assert "has half of a surrogate pair" in error.summary and error.fix == "write the whole character"
 
 
 def test_everything_is_listed_at_once(refused: Refused) -> None:

@@ -4,6 +4,9 @@ import ast
 import os
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -35,6 +38,53 @@ def test_a_module_that_is_to_be_run_does_something_when_it_is_run(module):
 @pytest.mark.parametrize("target", TARGETS)
 def test_make_has_the_target(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+PRINTED = (  # files that the commands write, which are as they wrote them
+    "docs/floor_plan.svg",
+    "keras_dist/KERAS.md",
+)
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory):
+    """What git has of this folder, apart: commands write into theirs."""
+    place = tmp_path_factory.mktemp("clone")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, place / name)
+    return place
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_runs(module, copied):
+    done = subprocess.run([sys.executable, "-m", module], cwd=copied, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in PRINTED:
+        assert (copied / name).read_text() == (ROOT / name).read_text(), name
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", TARGETS)
+def test_make_knows_what_a_target_runs(target):
+    """The long ones are not run; what `make lint type` runs is there."""
+    done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    programs = re.findall(r"\S*/bin/([\w-]+)", done.stdout)
+    assert programs and all((pathlib.Path(sys.executable).parent / name).exists() for name in programs), programs
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("command", ["ruff check", "ruff format --check", "lint-imports"])
+def test_what_make_lint_runs_finds_nothing(command):
+    program, *arguments = command.split()
+    program = pathlib.Path(sys.executable).parent / program
+    assert f"/{command}\n" in subprocess.run(["make", "-n", "lint"], cwd=ROOT, capture_output=True, text=True).stdout
+    done = subprocess.run([program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -94,6 +94,7 @@ def compiled() -> kd.Model:
     return model
 
 
+WRONG: Any = 1.5
 RAISED: dict[str, Callable[[], Any]] = {
     **{name: make for name, (make, _) in GOLDEN.items()},
     "an axis of several dims": lambda: kd.TensorLayout(("data", "data"), kd.DeviceMesh("data=8")),
@@ -112,6 +113,18 @@ RAISED: dict[str, Callable[[], Any]] = {
     "a warm-up without an aim": lambda: kd.optimizers.schedules.CosineDecay(0.1, 10, warmup_steps=2),
     "boundaries": lambda: kd.optimizers.schedules.PiecewiseConstantDecay([2, 1], [1.0, 0.5, 0.1]),
     "a constant scale": lambda: kd.optimizers.LossScaleOptimizer(kd.optimizers.SGD(), dynamic=False),
+    "an integer": lambda: compiled().fit(np.zeros((8, 8)), np.zeros((8, 1)), epochs=WRONG),
+    "a number": lambda: kd.optimizers.SGD(momentum=WRONG),
+    "a flag": lambda: kd.DataParallel(shard_optimizer=WRONG),
+    "an option": lambda: kd.losses.MeanSquaredError(reduction="summ"),
+    "a path": lambda: kd.callbacks.BackupAndRestore(WRONG),
+    "two arguments": lambda: kd.optimizers.SGD(clipnorm=1.0, clipvalue=1.0),
+    "a name": lambda: compiled().compile("adm"),
+    "a name in a config": lambda: kd.losses.get({"class_name": "msee", "config": {}}),
+    "a loss": lambda: compiled().compile("sgd", 3),
+    "a file of a folder that is missing": lambda: compiled().save_weights("no/such/folder/m.safetensors"),
+    "an index": lambda: kd.losses.SparseCategoricalCrossentropy()([3], np.ones((1, 2)) / 2),
+    "a vocabulary": lambda: kd.layers.StringLookup(vocabulary="none.txt"),
     "an empty dict of optimizers": lambda: compiled().compile({}, "mse"),
 }
 
@@ -121,7 +134,8 @@ def test_the_index_has_the_way_out_of_an_error_that_is_raised(name):
     try:
         RAISED[name]()
     except kd.errors.KerasDistError as error:
-        found = [row for row in rows()[type(error).__name__] if matches(row[0], error.summary)]
+        listed = rows()[type(error).__name__] | rows()[errors.OF_EVERY_CLASS]
+        found = [row for row in listed if matches(row[0], error.summary)]
         assert found, error.summary
         ways, way = [errors.way_out(*row[1:]) for row in found], error.fix or f"expected: {error.expected}"
         assert any(each == errors.UNKNOWN or matches(each, way) for each in ways), (error.summary, ways)

@@ -9,7 +9,6 @@ from flax import nnx
 from keras_dist import layers
 from tests.layers.test_every_layer import LAYERS, made
 
-
 WAYS = {
     "jit": lambda call: jax.jit(call),
     "grad": lambda call: lambda x: jax.value_and_grad(lambda x: (total(out := call(x)), out), has_aux=True)(x)[0][1],

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from keras_dist import losses, saving
-from keras_dist.errors import ConfigError, ModelError
+from keras_dist.errors import ConfigError, ModelError, UnknownNameError
 from keras_dist.losses.identifiers import as_loss
 
 CLASSES = [
@@ -60,7 +60,7 @@ def test_a_callable_is_wrapped_and_may_do_without_targets():
         ({"a": "mse"}, ModelError, "`loss` must be a name, a config, a Loss"),
         (lambda y: y, ModelError, "cannot be called"),
         (losses.LossFunctionWrapper, ConfigError, "needs arguments"),
-        ({"class_name": "Nothing", "config": {}}, ConfigError, "'Nothing'"),
+        ({"class_name": "Nothing", "config": {}}, UnknownNameError, "unknown loss 'Nothing'"),
     ],
 )
 def test_what_is_no_loss_is_refused(given, error, message):

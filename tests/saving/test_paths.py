@@ -216,6 +216,17 @@ def test_a_full_disk_keeps_what_was_there(model, tmp_path, name):
     assert content(tmp_path) == before
 
 
+@pytest.mark.filterwarnings("ignore:CSVLogger cannot log")
+def test_a_full_disk_leaves_no_part_of_a_row(tmp_path):
+    logger = kd.callbacks.CSVLogger(tmp_path / "log.csv")
+    logger.on_train_begin()
+    logger.on_epoch_end(0, {"loss": 1.0})
+    with full_disk((tmp_path / "log.csv").stat().st_size + 3):
+        logger.on_epoch_end(1, {"loss": 2.0})
+    logger.on_epoch_end(2, {"loss": 3.0})
+    assert (tmp_path / "log.csv").read_text().split() == ["epoch,loss,val_loss", "0,1.0,NA", "2,3.0,NA"]
+
+
 def test_a_full_disk_keeps_both_files_of_an_adapter(tmp_path, monkeypatch):
     adapted().save_adapter(tmp_path)
     before = content(tmp_path)

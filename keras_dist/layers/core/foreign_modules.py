@@ -160,7 +160,7 @@ class JaxLayer(Layer):
             flat, treedef = jax.tree.flatten_with_path(values)
             parts, weights = [_names(path) for path, _ in flat], []
             for path, (_, value) in zip(parts, flat, strict=True):
-                initial = _PartOfValues(self, input_shape, leaves, group) if draws else FromArray(value)
+                initial = _PartOfValues(self, input_shape, leaves, group) if draws else FromArray(np.asarray(value))
                 weights.append(self._weight(name, path, value, initial, trainable))
                 leaves += 1
             setattr(self, name, _with_lists(traverse_util.unflatten_dict(dict(zip(parts, weights, strict=True)))))

@@ -8,8 +8,6 @@ import numpy as np
 
 _ALL = 2**64 - 1
 _K0, _K1, _K2 = 0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F
-_CROSS = 0xC6A4A7935BD1E995
-_CROSS_KEY = 0xDECAFCAFFE
 
 
 def farmhash64(data: bytes) -> int:

@@ -18,6 +18,7 @@ from keras_dist.layers.call_arguments import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.recurrent.recurrent_cell import RecurrentArguments, RecurrentCell
+from keras_dist.layers.recurrent.time_loop import scan_time
 from keras_dist.layers.shape_calls import shapes_of_call
 from keras_dist.layers.stacked_layers import add_losses, call_inside
 from keras_dist.layers.weight_arguments import LayerArguments, keyword_defaults, show_keywords
@@ -105,7 +106,8 @@ class RNN(Layer):
         go_backwards: whether to start with the last time step; outputs are in the order of computation.
         stateful: whether each batch starts with the last states of the previous batch. They are non-trainable weights
             `rnn_state`, so that all batches must have the same number of rows.
-        unroll: whether to unroll the loop in the compiled program.
+        unroll: whether to unroll the loop in the compiled program. Otherwise, where the batch is sharded over the whole
+            mesh, gradients of weights are summed once, after the loop, and `jax.jvp` raises.
         zero_output_for_mask: whether outputs of masked time steps are 0, instead of the previous output.
         **kwargs: see `Layer`.
 
@@ -223,9 +225,7 @@ class RNN(Layer):
             return found, (outputs, losses)
 
         steps = (jnp.swapaxes(sequences, 0, 1), None if mask is None else _of_steps(mask))
-        states, (outputs, losses) = jax.lax.scan(
-            step, states, steps, reverse=self.go_backwards, unroll=True if self.unroll else 1
-        )
+        states, (outputs, losses) = scan_time(step, states, steps, self.go_backwards, self.unroll)
         add_losses(self, losses)
         outputs, states = jax.tree.map(lambda array: array.astype(self.compute_dtype), (outputs, states))
         if self.stateful:
