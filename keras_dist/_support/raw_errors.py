@@ -75,7 +75,7 @@ def explain_methods(cls: type[_Object]) -> type[_Object]:
         is_new = owner not in _explained_classes and owner.__module__.startswith("keras_dist.")
         _explained_classes.add(owner)
         for name, member in [*vars(owner).items()] if is_new else []:
-            is_public = name in ("__init__", "__call__") or not name.startswith("_")
+            is_public = name in ("__init__", "__call__") or not name.startswith(("_", "pop"))  # KeyError, as of a dict
             if is_public and inspect.isfunction(member):
                 setattr(owner, name, explained(member))
             elif is_public and isinstance(member, classmethod):
