@@ -157,6 +157,7 @@ def test_values_that_contain_themselves_are_errors_and_break_nothing(use):
         (lambda: kd.activations.threshold(1.0, "a", 0.0), "`threshold` must be a finite number"),
         (lambda: kd.losses.huber([1.0], [2.0], delta="a"), "`delta` must be a finite number"),
         (lambda: kd.data.pad_sequences(5), "(?s)`pad_sequences` cannot use its arguments: .*sequences=5"),
+        (lambda: kd.random.beta((2,), 1j, 1.0), "(?s)`beta` cannot use its arguments: TypePromotionError"),
         (lambda: kd.random.normal((2,), mean="a"), "(?s)`normal` cannot use its arguments: .*mean='a'"),
         (
             lambda: kd.losses.Poisson()(np.ones(3), int),

@@ -94,7 +94,9 @@ def _contains_itself(value: Any, within: tuple[Any, ...] = ()) -> bool:
 
 def _is_raw(error: Exception) -> bool:
     """Whether a library has raised a common error below the decorated function, or a method of a value any error."""
-    is_common = isinstance(error, _RAW) and type(error).__module__.partition(".")[0] in ("builtins", "numpy")
+    kind = type(error)
+    is_of_arrays = kind.__module__.partition(".")[0] in ("builtins", "numpy") or kind.__name__ == "TypePromotionError"
+    is_common = isinstance(error, _RAW) and is_of_arrays
     traceback = error.__traceback__
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
