@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist._support.raw_errors import explain_methods
 from keras_dist._unstable.flax_internals import TraceError
 from keras_dist.errors import ModelError
 from keras_dist.random.seeds import KeySource, check_seed, unseeded_key
 from keras_dist.variables.variable import Key
 
 
+@explain_methods
 class SeedGenerator(nnx.Module, KeySource):
     """A stream of random keys whose position is a variable; layers that draw random numbers own one.
 
