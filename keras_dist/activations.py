@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from optax import projections
 
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.saving.object_registry import ObjectRegistry, callable_with_one_array
@@ -243,3 +244,6 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+explain_functions(vars())

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.missing_names import missing_from
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist._support.stateless_scope import named
 from keras_dist._support.types import DTypeLike
 from keras_dist.config.settings import backend, epsilon, image_data_format, set_epsilon, set_image_data_format
@@ -207,5 +208,6 @@ def version() -> str:
     return _KERAS
 
 
+explain_functions(vars())
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from keras_dist._support.arguments import argument_error, check_kind, check_option
 from keras_dist._support.missing_names import missing_from
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist._support.safe_patterns import pattern
 from keras_dist.errors import ArgumentTypeError, ModelError
 
@@ -213,6 +214,7 @@ _current = DTypePolicy("float32")
 
 __all__ += ["LossScaleOptimizer"]  # defined in `optimizers`, a higher layer
 
+explain_functions(vars())
 if TYPE_CHECKING:
     from keras_dist.optimizers import LossScaleOptimizer as LossScaleOptimizer
 else:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_dist._support.arguments import names_unknown_keywords
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.fully_sharded import FullySharded
@@ -358,3 +359,6 @@ def _applied(
     layouts, left = classes.layouts(rules, mesh.axis_sizes)
     warn_of_unsharded(left)
     return rules, layout_map_of(layouts, classes, mesh)
+
+
+explain_functions(vars())

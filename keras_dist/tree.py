@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from keras_dist._support.arguments import check_callable
 from keras_dist._support.missing_names import missing_from
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
 
@@ -244,5 +245,6 @@ def _differ(a: Any, b: Any) -> ModelError:
     return ModelError("the structures don't have the same nested structure", given=given, fix=fix)
 
 
+explain_functions(vars())
 if not TYPE_CHECKING:
     __getattr__: Callable[[str], NoReturn] = missing_from(__name__)

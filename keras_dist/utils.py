@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._support.missing_names import missing_from
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist.backend import clear_session as clear_session
 from keras_dist.backend import standardize_dtype as standardize_dtype
 from keras_dist.callbacks.progbar import Progbar as Progbar
@@ -40,7 +41,8 @@ from keras_dist.visualization import plot_model as plot_model
 
 Sequence = PyDataset  # Keras's older name
 
-__all__ = [name for name, value in vars().items() if callable(value) and name != "missing_from"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [name for name, value in vars().items() if callable(value) and value not in (missing_from, explain_functions)]  # pyright: ignore[reportUnsupportedDunderAll]
 
+explain_functions(vars())
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -1,8 +1,12 @@
-"""Each argument of public constructors with values that nobody expects: accepted, or an error of keras_dist."""
+"""Each argument of public names with values that nobody expects: accepted, or an error of keras_dist.
+
+`python -m tests.hostile SEED FRACTION ROOM...` prints the leaks of a larger sample.
+"""
 
 import inspect
 import random
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,11 +19,23 @@ CHECKED = ("optimizers", "callbacks", "losses", "initializers", "regularizers", 
 CLASSES = {
     name: target for name, target in hostile.public(CHECKED) if inspect.isclass(target) and hostile.has_base(target)
 }
+QUICK = ("data", "losses", "metrics", "layers", "activations", "random", "tree", "config", "presets", "")
+SLOW = ("launch", "plan", "check_equivalence", "AutoParallel", "Sequential.fit", "Sequential.export", "get_file")
+TARGETS = hostile.targets(QUICK, SLOW)
 PLACES = [place for name, target in CLASSES.items() for place in hostile.cases(name, target)]
+PLACES_OF = {
+    room: [
+        place
+        for name, target in TARGETS.items()
+        if hostile.room_of(name) == room
+        for place in hostile.cases(name, target)
+    ]
+    for room in QUICK
+}
 
 
 def leaks(places):
-    found = {place: hostile.leak(CLASSES[place[0]], *place[1:]) for place in places}
+    found = {place: hostile.leak((CLASSES | TARGETS)[place[0]], *place[1:]) for place in places}
     return {place: f"{type(error).__name__}" for place, error in found.items() if error is not None}
 
 
@@ -31,6 +47,16 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("seed", range(4))
 def test_what_raises_is_an_error_of_keras_dist(seed):
     assert leaks(random.Random(seed).sample(PLACES, 150)) == {}
+
+
+@pytest.mark.parametrize("room", PLACES_OF)
+def test_what_functions_layers_and_methods_raise_is_an_error_of_keras_dist(room):
+    seed = f"{room} 1"
+    try:
+        assert leaks(random.Random(seed).sample(PLACES_OF[room], 25)) == {}
+    finally:
+        kd.set_distribution(None)
+        kd.mixed_precision.set_dtype_policy("float32")
 
 
 @pytest.mark.slow
@@ -101,3 +127,78 @@ def test_names_that_no_file_can_have_are_errors(use, name):
 def test_ignored_names_are_expressions(ignore):
     with pytest.raises(ModelError, match="`ignore` must be a regular expression"):
         kd.pretrained.load("nowhere", ignore=ignore)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda value: kd.layers.Attention(seed=value),
+        lambda value: kd.layers.Dense(2)(value),
+        lambda value: kd.losses.Huber()(value, value),
+        lambda value: kd.metrics.Mean().update_state(value),
+        lambda value: kd.activations.relu(value),
+        lambda value: kd.data.ArraySource(value),
+        lambda value: kd.tree.flatten(value),
+    ],
+)
+def test_values_that_contain_themselves_are_errors_and_break_nothing(use):
+    for value in (hostile.recursive(), hostile.recursive_dict()):
+        with pytest.raises(KerasDistError):
+            use(value)
+    assert kd.layers.Dense(2)(np.ones((1, 3), "float32")).shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: kd.metrics.AUC(num_thresholds=2**31), "`num_thresholds` must be an integer from 2 to 16777216"),
+        (lambda: kd.metrics.PrecisionAtRecall(0.5, 10**400), "`num_thresholds` must be an integer from 1 to 16777216"),
+        (lambda: kd.metrics.MeanIoU(num_classes=2**31), "`num_classes` must be an integer of at most 46340"),
+        (lambda: kd.activations.threshold(1.0, "a", 0.0), "`threshold` must be a finite number"),
+        (lambda: kd.losses.huber([1.0], [2.0], delta="a"), "`delta` must be a finite number"),
+        (lambda: kd.data.pad_sequences(5), "(?s)`pad_sequences` cannot use its arguments: .*sequences=5"),
+        (lambda: kd.random.beta((2,), 1j, 1.0), "(?s)`beta` cannot use its arguments: TypePromotionError"),
+        (lambda: kd.random.normal((2,), mean="a"), "(?s)`normal` cannot use its arguments: .*mean='a'"),
+        (
+            lambda: kd.losses.Poisson()(np.ones(3), int),
+            r"(?s)`Poisson` cannot use its arguments: .*y_true=float64 array",
+        ),
+    ],
+)
+def test_errors_name_the_argument(make, message):
+    with pytest.raises(KerasDistError, match=message):
+        make()
+
+
+class Mine(Exception):
+    pass
+
+
+def fails(*_):
+    raise Mine
+
+
+class Unreadable:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    ("use", "kind"),
+    [
+        (lambda: kd.tree.map_structure(fails, [1]), Mine),
+        (lambda: kd.tree.map_structure(lambda x: x["a"], [{1}]), TypeError),
+        (lambda: kd.layers.Lambda(lambda x: x + "a")(np.ones(2)), TypeError),
+        (lambda: kd.losses.LossFunctionWrapper(lambda y, z: y.nothing)(np.ones(2), np.ones(2)), AttributeError),
+        (lambda: kd.data.LookupSource(Unreadable()), KeyError),
+        (lambda: jax.jit(kd.activations.relu)(1, 2, 3, 4, 5), TypeError),
+        (lambda: jax.jit(kd.data.img_to_array)(np.ones((2, 2))), jax.errors.TracerArrayConversionError),
+    ],
+)
+def test_errors_of_users_and_of_traces_stay(use, kind):
+    with pytest.raises(kind) as caught:
+        use()
+    assert not isinstance(caught.value, KerasDistError)

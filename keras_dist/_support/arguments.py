@@ -391,7 +391,7 @@ def check_broadcasts(argument: str, shape: Sequence[int], to: Sequence[int], lay
 
 def _items(value: Any) -> tuple[Any, ...] | None:
     """Return the items of a list, a tuple or an array, or None for other values."""
-    has_items = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+    has_items = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
     return tuple(cast("Sequence[Any]", value)) if has_items else None
 
 

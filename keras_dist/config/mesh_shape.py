@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 
+from keras_dist._support.raw_errors import explained
 from keras_dist.errors import MeshError
 
 MESH_VARIABLE = "KERAS_DIST_MESH"  # the environment variable that replaces the mesh shape of config files
@@ -18,6 +19,7 @@ MOST_DEVICES = 2**17  # more devices than any machine has
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
+@explained
 def parse_mesh_shape(text: str) -> dict[str, int]:
     """Return the sizes of mesh axes by name, in the order of `text`.
 

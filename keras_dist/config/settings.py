@@ -7,6 +7,7 @@ import warnings
 from typing import Any, NoReturn
 
 from keras_dist._support.arguments import check_int, check_number, check_option, check_optional
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist.errors import ModelError
 
 _DATA_FORMATS = ("channels_last", "channels_first")
@@ -192,3 +193,6 @@ def limited(argument: str, asked: Any, limit: int | None) -> Any:
         return asked
     warnings.warn(f"Limiting {argument} to {limit}", UserWarning, stacklevel=4)
     return limit
+
+
+explain_functions(vars())

@@ -6,6 +6,7 @@ Source: names that Keras has, with arguments and defaults as in `keras.utils`.
 from typing import TYPE_CHECKING
 
 from keras_dist._support.missing_names import missing_from
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batched import BatchedDataset, PyDataset, split_dataset, timeseries_dataset_from_array
@@ -61,5 +62,6 @@ __all__ = [
     "to_categorical",
 ]
 
+explain_functions(vars())
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

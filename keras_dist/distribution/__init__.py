@@ -3,6 +3,7 @@
 Source: names, arguments and defaults as in `keras.distribution`.
 """
 
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import get_device_count, list_devices, use_cpu_devices
 from keras_dist.distribution.fully_sharded import FullySharded
@@ -41,3 +42,5 @@ __all__ = [
     "set_distribution",
     "use_cpu_devices",
 ]
+
+explain_functions(vars())

@@ -8,6 +8,7 @@ Source: names, arguments and defaults as in `keras.layers`.
 from typing import TYPE_CHECKING
 
 from keras_dist._support.missing_names import missing_from
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist.layers.activations.activation import *
 from keras_dist.layers.attention.attention import AdditiveAttention as AdditiveAttention
 from keras_dist.layers.attention.attention import Attention as Attention
@@ -66,5 +67,6 @@ from keras_dist.variables.variable import Variable as Variable
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
 
+explain_functions(vars())
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -6,6 +6,7 @@ them to a scalar, with weights and masks. Docstrings list differences under "Dif
 Source: names, arguments and defaults as in `keras.losses`.
 """
 
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist.losses.causal import CausalLM as CausalLM
 from keras_dist.losses.causal import causal_lm as causal_lm
 from keras_dist.losses.contrastive import Circle as Circle
@@ -60,4 +61,5 @@ from keras_dist.losses.segmentation import tversky as tversky
 from keras_dist.losses.sequence import CTC as CTC
 from keras_dist.losses.sequence import ctc as ctc
 
+explain_functions(vars())
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from keras_dist._support import integer_checks
 from keras_dist._support.arguments import argument_error, check_option, shapes
+from keras_dist._support.raw_errors import explained
 from keras_dist._support.signatures import keywords_taken, takes
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, shorten, with_type
@@ -165,7 +166,7 @@ class FunctionLoss(Loss):
         super().__init_subclass__(**kwargs)
         if function is None:
             return
-        cls.function = staticmethod(function)
+        cls.function = staticmethod(explained(function))
         if "__init__" not in vars(cls):
 
             def __init__(

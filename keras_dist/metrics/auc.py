@@ -14,7 +14,7 @@ from keras_dist._support.arguments import check_int, check_option
 from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
-from keras_dist.metrics.confusion import Counts, count, even_thresholds, selected, spread
+from keras_dist.metrics.confusion import MOST_THRESHOLDS, Counts, count, even_thresholds, selected, spread
 from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import divide_no_nan
 
@@ -56,7 +56,9 @@ class AUC(Metric, direction="up"):
         methods = ("majoring", "minoring", "interpolation")
         self.summation_method = check_option("summation_method", summation_method, methods)
         if thresholds is None:
-            self.thresholds = even_thresholds(check_int("num_thresholds", num_thresholds, 2), epsilon())
+            self.thresholds = even_thresholds(
+                check_int("num_thresholds", num_thresholds, 2, MOST_THRESHOLDS), epsilon()
+            )
         else:
             self.thresholds = [-epsilon(), *sorted(thresholds), 1 + epsilon()]
         self.num_thresholds = len(self.thresholds)

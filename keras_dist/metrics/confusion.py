@@ -19,6 +19,7 @@ from keras_dist.losses.targets import align_ranks, as_arrays
 from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import divide_no_nan
 
+MOST_THRESHOLDS = 2**24  # a list of Python floats of 512 MiB
 _NEVER = -1e10  # a score below every threshold, or a threshold below every score
 
 
@@ -183,7 +184,7 @@ class _AtOperatingPoint(ConfusionMetric, direction="up"):
     ) -> None:
         self.value = check_fraction(argument, value)
         setattr(self, argument, self.value)
-        self.num_thresholds = check_int("num_thresholds", num_thresholds, 1)
+        self.num_thresholds = check_int("num_thresholds", num_thresholds, 1, MOST_THRESHOLDS)
         thresholds = [0.5] if num_thresholds == 1 else even_thresholds(num_thresholds)
         super().__init__(thresholds, Counts._fields, name, dtype, mesh, class_id=class_id)
 

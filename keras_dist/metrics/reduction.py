@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._support import integer_checks
+from keras_dist._support.raw_errors import explained
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.losses.targets import align_ranks
@@ -131,7 +132,7 @@ class FunctionMetric(MeanMetricWrapper):
         super().__init_subclass__(**kwargs)
         if function is None:
             return
-        cls.function = staticmethod(function)
+        cls.function = staticmethod(explained(function))
         if "__init__" not in vars(cls):
 
             def __init__(

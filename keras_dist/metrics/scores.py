@@ -18,6 +18,7 @@ from keras_dist.losses.targets import align_ranks, as_arrays
 from keras_dist.metrics.confusion import spread
 from keras_dist.metrics.metric import Metric
 
+_MOST_CLASSES = 46340  # a confusion matrix of 2**31 entries
 _COUNTS = ("true_positives", "false_positives", "false_negatives", "intermediate_weights")
 
 
@@ -213,6 +214,7 @@ class IoU(Metric, direction="up"):
         axis: int = -1,
         mesh: object = None,
     ) -> None:
+        num_classes = check_int("num_classes", num_classes, high=_MOST_CLASSES)
         super().__init__(name=name, dtype=dtype or "int32", mesh=mesh)
         if not all(0 <= target < num_classes for target in target_class_ids):
             summary = f"`target_class_ids` must be classes from 0 to {num_classes - 1}"

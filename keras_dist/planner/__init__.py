@@ -1,5 +1,6 @@
 """Plans of train steps, before anything is allocated: memory, communication and time, and layouts that reduce them."""
 
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist.planner.auto import AutoParallel
 from keras_dist.planner.calibration import Calibration, Measurement, calibrate
 from keras_dist.planner.comparison import Comparison
@@ -53,3 +54,5 @@ __all__ = [
     "target_of",
     "trace_step",
 ]
+
+explain_functions(vars())

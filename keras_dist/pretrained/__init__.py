@@ -4,6 +4,7 @@ One decoder, and one encoder, serve all families. A family is a file in `familie
 names of weights of `transformers`, in both directions.
 """
 
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist.pretrained import families
 from keras_dist.pretrained.cache import Cache
 from keras_dist.pretrained.config import (
@@ -43,3 +44,5 @@ __all__ = [
     "rules",
     "save",
 ]
+
+explain_functions(vars())

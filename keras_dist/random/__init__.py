@@ -14,6 +14,7 @@ Source: names, arguments and defaults as in `keras.random`.
 from typing import TYPE_CHECKING
 
 from keras_dist._support.missing_names import missing_from
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist.random.functions import (
     beta,
     binomial,
@@ -48,6 +49,7 @@ __all__ = [
     "uniform",
 ]
 
+explain_functions(vars())
 if TYPE_CHECKING:
     from keras_dist.variables import SeedGenerator
 else:

@@ -6,6 +6,7 @@ Source: names, arguments and defaults as in `keras.saving`.
 from typing import TYPE_CHECKING
 
 from keras_dist._support.missing_names import missing_from
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist.saving.configurable import Configurable, absent, not_initialised
 from keras_dist.saving.object_registry import ObjectRegistry
 from keras_dist.saving.registry import (
@@ -32,6 +33,7 @@ __all__ = [
     "register_keras_serializable",
     "serialize_keras_object",
 ]
+explain_functions(vars())
 __all__ += ["load_model", "load_weights", "save_model", "save_weights"]
 # These work on models, on a floor above: the package `keras_dist` tells where they live.
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 from keras_dist._support.arguments import check_flags
+from keras_dist._support.raw_errors import explain_methods
 from keras_dist._support.signatures import takes
 from keras_dist._unstable.class_guards import guard_class
 from keras_dist.errors import ConfigError, ConstructorError, ModelError, shorten
@@ -61,6 +62,7 @@ class Configurable:
         super().__init_subclass__(**kwargs)
         _check_overrides(cls)
         if cls.__module__.startswith("keras_dist."):
+            explain_methods(cls)
             guard_class(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -112,6 +114,9 @@ class Configurable:
                 fix="correct the names in the config, or override from_config where they differ",
             )
         return cls(**arguments)
+
+
+explain_methods(Configurable)
 
 
 def _plain(value: Any) -> Any:

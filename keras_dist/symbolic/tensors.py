@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from keras_dist import random
 from keras_dist._support.array_operators import Operators, values_in
+from keras_dist._support.raw_errors import explain_methods
 from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist._unstable.flax_internals import is_variable
 from keras_dist._unstable.jax_internals import refuse_as_array
@@ -106,6 +107,7 @@ class Node:
         return [leaf for leaf in jax.tree.leaves((self.args, self.kwargs)) if isinstance(leaf, KerasTensor)]
 
 
+@explain_methods
 class KerasTensor:
     """Shape and element type of an array that a model will compute.
 

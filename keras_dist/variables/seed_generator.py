@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist._support.raw_errors import explain_methods
 from keras_dist._support.types import DTypeLike, Shape
 from keras_dist._unstable.flax_internals import TraceError, in_trace_of
 from keras_dist._unstable.jax_internals import is_tracing
@@ -20,6 +21,7 @@ from keras_dist.variables.initial_values import initial_of
 from keras_dist.variables.variable import Key
 
 
+@explain_methods
 class SeedGenerator(nnx.Module, KeySource):
     """A stream of random keys whose position is a variable; layers that draw random numbers own one.
 

@@ -6,6 +6,7 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._support.missing_names import missing_from
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist.visualization.history import plot_history
 from keras_dist.visualization.model_graph import model_to_dot, plot_model
 from keras_dist.visualization.picture import Picture
@@ -33,5 +34,6 @@ __all__ = [
     "plot_shards",
 ]
 
+explain_functions(vars())
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -1,0 +1,134 @@
+"""Errors that NumPy, JAX or Python raise for the arguments of a public function, as errors that name these arguments.
+
+Errors of users' code, of files and of JAX's own classes pass unchanged. Nothing is checked before a call succeeds, so
+that every value which a function can use stays accepted.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from keras_dist._support.arguments import argument_error, is_int, is_number
+from keras_dist._support.signatures import takes
+from keras_dist.errors import ArgumentTypeError, DataError, KerasDistError, ModelError, shorten
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Object = TypeVar("_Object")
+
+_RAW = (ArithmeticError, AttributeError, LookupError, NameError, RecursionError, TypeError, ValueError)
+_LIBRARIES = {"keras_dist", "jax", "jaxlib", "numpy", "flax", "optax", "ml_dtypes", "PIL", *sys.stdlib_module_names}
+_NAMES = "array bool eq float ge gt hash index int iter le len lt ne repr str"
+_OF_VALUES = {f"__{name}__" for name in _NAMES.split()}
+"""Methods of a value that a check of it calls: their errors are wrong values."""
+_SCALARS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("True or False", lambda value: isinstance(value, bool) or is_int(value, 0, 1)),
+    "int": ("an integer", is_int),
+    "float": ("a finite number", is_number),
+    "str": ("a string", lambda value: isinstance(value, str)),
+}
+_explained_classes: set[type] = set()
+
+
+@functools.cache
+def explained(function: _Function) -> _Function:
+    """Decorate a public function or method: raw errors for its arguments become errors that name them."""
+    if hasattr(function, "is_explained") or not function.__module__.startswith("keras_dist."):
+        return function
+
+    @functools.wraps(function)
+    def explaining(*args: Any, **kwargs: Any) -> Any:
+        try:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, list | dict) and _contains_itself(value):  # pyright: ignore[reportUnknownArgumentType]
+                    raise RecursionError("a list or dict contains itself")
+            return function(*args, **kwargs)
+        except Exception as error:
+            if isinstance(error, KerasDistError) or not _is_raw(error) or not takes(function, *args, **kwargs):
+                raise
+            raise _explanation(function, args, kwargs, error) from error
+
+    explaining.is_explained = True  # type: ignore[attr-defined]
+    return explaining  # type: ignore[return-value]
+
+
+def explain_functions(package: dict[str, Any]) -> None:
+    """Apply `explained` to what a package exports, there and in the modules that define it."""
+    for name, found in [*package.items()]:
+        module = getattr(found, "__module__", None) or ""
+        if name.startswith("_") or not (module.startswith(package["__name__"]) or name in package.get("__all__", ())):
+            continue
+        if inspect.isfunction(found):
+            package[name] = explained(found)
+            setattr(sys.modules[module], found.__name__, package[name])
+        elif inspect.isclass(found):
+            explain_methods(found)
+
+
+def explain_methods(cls: type[_Object]) -> type[_Object]:
+    """Apply `explained` to the public methods of a class and its bases in this package; return the class."""
+    for owner in cls.__mro__:
+        is_new = owner not in _explained_classes and owner.__module__.startswith("keras_dist.")
+        _explained_classes.add(owner)
+        for name, member in [*vars(owner).items()] if is_new else []:
+            is_public = name in ("__init__", "__call__") or not name.startswith(("_", "pop"))  # KeyError, as of a dict
+            if is_public and inspect.isfunction(member):
+                setattr(owner, name, explained(member))
+            elif is_public and isinstance(member, classmethod):
+                setattr(owner, name, classmethod(explained(member.__func__)))  # pyright: ignore
+    return cls
+
+
+def _contains_itself(value: Any, within: tuple[Any, ...] = ()) -> bool:
+    """Whether a short list or dict contains itself: flattened once, it breaks `jax.tree` for good on Python 3.11."""
+    if not isinstance(value, list | tuple | dict) or len(value) > 100:  # pyright: ignore
+        return False
+    items: Any = value.values() if isinstance(value, dict) else value  # pyright: ignore
+    within = (*within, value)  # pyright: ignore
+    return any(any(item is outer for outer in within) or _contains_itself(item, within) for item in items)
+
+
+def _is_raw(error: Exception) -> bool:
+    """Whether a library has raised a common error below the decorated function, or a method of a value any error."""
+    kind = type(error)
+    is_of_arrays = kind.__module__.partition(".")[0] in ("builtins", "numpy") or kind.__name__ == "TypePromotionError"
+    is_common = isinstance(error, _RAW) and is_of_arrays
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame, traceback = traceback.tb_frame, traceback.tb_next
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES:
+            return frame.f_code.co_name in _OF_VALUES
+    return is_common
+
+
+def _explanation(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> KerasDistError:
+    signature = inspect.signature(function)
+    given = dict(signature.bind(*args, **kwargs).arguments)
+    owner = given.pop("self", None)  # a subclass, perhaps
+    called = function.__qualname__ if owner is None else f"{type(owner).__name__}.{function.__name__}"
+    called = re.sub(r"\.(__init__|__call__|call|with_reported)$", "", called)
+    is_of_data = function.__module__.startswith("keras_dist.data")
+    kind = DataError if is_of_data else ArgumentTypeError if isinstance(error, TypeError) else ModelError
+    for name, value in given.items():
+        expected, fits = _SCALARS.get(str(signature.parameters[name].annotation).removesuffix(" | None"), ("", None))
+        if fits is not None and value is not None and not fits(value):
+            return argument_error(name, value, expected, error=kind)
+    given.pop("cls", None)
+    cause = f"{type(error).__name__}: {' '.join(str(error).split())}"[:240]
+    return kind(
+        f"`{called}` cannot use its arguments: {cause}",
+        given=", ".join(f"{name}={_text(value)}" for name, value in given.items()) or "no arguments",
+        fix="correct the kind, the shape or the size of an argument",
+    )
+
+
+def _text(value: Any) -> str:
+    """Return shape and dtype of an array, or the repr of another value."""
+    try:
+        return f"{value.dtype} array of shape {tuple(value.shape)}"
+    except Exception:  # the user's own __getattr__
+        return shorten(value)
