@@ -138,10 +138,10 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
         return type(raw) is jax.ShapeDtypeStruct and self.borrower is None and self.initial is not None
 
     def _have_array(self) -> None:
-        if type(flax_internals.raw_value.__get__(self)) is jax.ShapeDtypeStruct and not _reads_shapes.get():
-            if self.is_deferred:
-                keepers = self.keepers
-                keepers[0].create() if keepers else self.create_alone()
+        is_shape = type(flax_internals.raw_value.__get__(self)) is jax.ShapeDtypeStruct
+        if is_shape and self.is_deferred and not _reads_shapes.get():
+            keepers = self.keepers
+            keepers[0].create() if keepers else self.create_alone()
 
     @property
     def borrower(self) -> Borrower | None:

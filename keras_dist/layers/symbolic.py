@@ -37,7 +37,6 @@ def connect(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTr
 
 def traced_outputs(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """Return the symbolic outputs of a call, with their masks, by tracing a call for shapes."""
-
     leaves, _ = jax.tree.flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, KerasTensor)]
     shapes = [leaves[place].shape for place in places]

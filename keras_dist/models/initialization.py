@@ -1,6 +1,6 @@
-"""The creation of a model's weights: a call for shapes builds the layers, their variables are planned, and arrays created.
+"""The creation of a model's weights: a call for shapes builds the layers, and their variables are planned.
 
-Weights that are added later, as by LoRA, are created here, too.
+The arrays are created when one is needed. Weights that are added later, as by LoRA, are created here, too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from keras_dist.training.naming import TrainableFlags, layers_below, named_layer
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 from keras_dist.variables import call_context
-from keras_dist.variables.initial_values import Wanted, create
+from keras_dist.variables.initial_values import Drawn, Wanted, create
 from keras_dist.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -150,8 +150,9 @@ def plan_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: Layou
     for number, (_, variable) in enumerate(walk(module)):
         if isinstance(variable, Variable) and variable.is_deferred and not variable.keepers:
             initial = variable.initial
-            number = numbers.setdefault(id(getattr(initial, "group", None) or variable), number)
-            variable.begin_with(dataclasses.replace(initial, numbers=(seed, number)))
+            if isinstance(initial, Drawn):
+                number = number if initial.group is None else numbers.setdefault(id(initial.group), number)
+                variable.begin_with(dataclasses.replace(initial, numbers=(seed, number)))
             raw = raw_value.__get__(variable)
             variable.keep(jax.ShapeDtypeStruct(raw.shape, raw.dtype, sharding=shardings[id(variable)]))
 

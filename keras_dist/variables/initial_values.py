@@ -1,9 +1,9 @@
 """Initial values: what a variable has before its array exists, and the programs that create arrays.
 
-An array is a function of seed, number, initializer, shape and dtype, so that it is the same on every mesh, in every form
-of a model and in every process. Variables that differ in their number alone share a compiled program, since compiling
-takes longer than drawing: XLA takes 60 ms for each drawn array. Random bits take three times the bytes of their result,
-so arrays are created one after the other, and each in its shards.
+An array is a function of seed, number, initializer, shape and dtype, so that it is the same on every mesh, in every
+form of a model and in every process. Variables that differ in their number alone share a compiled program, since
+compiling takes longer than drawing: XLA takes 60 ms for each drawn array. Random bits take three times the bytes of
+their result, so arrays are created one after the other, and each in its shards.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,35 +36,6 @@ _CPU_OPTIONS = {"xla_backend_optimization_level": 1}
 between meshes (seen with jax 0.12). Level 1 is as fast here."""
 
 
-class InitialValue(Protocol):
-    """The value of a variable without an array."""
-
-    numbers: tuple[int, int]
-
-    def form(self, shape: tuple[int, ...], dtype: Any) -> Form | None:
-        """Return the form of its program; None for a value that no program computes."""
-        ...
-
-    def placed(self, shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding | None) -> jax.Array:
-        """Return the array of a value that no program computes."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """What is equal in variables that share a program."""
-
-    identity: Hashable
-    draw: Callable[..., Any] = dataclasses.field(compare=False)
-    shape: tuple[int, ...] = ()
-    dtype: Any = None
-
-    def __call__(self, seed: ArrayLike, number: ArrayLike) -> jax.Array:
-        """Return the value of the variable with this number."""
-        key = jax.random.fold_in(jax.random.key(seed), number)
-        return jnp.asarray(self.draw(self.shape, self.dtype, key=key), self.dtype)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Drawn:
     """The output of an initializer.
@@ -81,32 +52,25 @@ class Drawn:
     numbers: tuple[int, int]
     group: Any = None
 
-    def form(self, shape: tuple[int, ...], dtype: Any) -> Form:
-        identity = identity_of(self.draw)
-        return Form(object() if identity is None else identity, self._checked, shape, dtype)
-
-    def placed(self, shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding | None) -> jax.Array:
-        raise NotImplementedError
-
-    def _checked(self, shape: tuple[int, ...], dtype: Any, key: jax.Array) -> Any:
-        value = self.draw(shape, dtype, key=key)
-        check_initial_value(value, shape, self.label, self.draw)
-        return value
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Given:
     """An array, which is copied."""
 
     value: ArrayLike
-    numbers: tuple[int, int] = (0, 0)  # unused
 
-    def form(self, shape: tuple[int, ...], dtype: Any) -> None:
-        return None
 
-    def placed(self, shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding | None) -> jax.Array:
-        value = initializers.FromArray(self.value)(shape, dtype)
-        return jnp.array(value, copy=True) if sharding is None else place_copy(value, sharding, "an initial value")
+InitialValue = Drawn | Given
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Wanted:
+    """An array to create."""
+
+    initial: InitialValue
+    shape: tuple[int, ...]
+    dtype: Any
+    sharding: jax.sharding.Sharding | None = None
 
 
 def initial_of(draw: Callable[..., Any], label: str) -> InitialValue:
@@ -145,16 +109,6 @@ def identity_of(draw: Callable[..., Any]) -> Hashable:
     return None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Wanted:
-    """An array to create."""
-
-    initial: InitialValue
-    shape: tuple[int, ...]
-    dtype: Any
-    sharding: jax.sharding.Sharding | None = None
-
-
 _programs: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
 _KEPT_PROGRAMS = 512
 _lock = threading.Lock()
@@ -163,52 +117,68 @@ _lock = threading.Lock()
 def create(wanted: Sequence[Wanted], mesh: DeviceMesh | None = None) -> list[jax.Array]:
     """Return arrays, each created with its sharding, outside of all traces; all processes of a job must call it."""
     with outside_of_traces():
-        forms = [one.initial.form(one.shape, one.dtype) for one in wanted]
-        keys = [form and _key(form, one.sharding) for form, one in zip(forms, wanted, strict=True)]
-        programs = _compiled({key: form for key, form in zip(keys, forms, strict=True) if form is not None}, mesh)
-        found, since = [], 0
+        programs = _programs_of([one for one in wanted if isinstance(one.initial, Drawn)], mesh)
+        found: list[jax.Array] = []
+        since = 0
         with heartbeat.current().waiting():
-            for one, key in zip(wanted, keys, strict=True):
-                if key is None:
-                    found.append(one.initial.placed(one.shape, one.dtype, one.sharding))
+            for one in wanted:
+                if isinstance(one.initial, Given):
+                    found.append(_copied(one.initial.value, one))
                     continue
-                found.append(jax.block_until_ready(programs[key](*map(np.uint32, one.initial.numbers))))
-                since += sum(shard.data.nbytes for shard in found[-1].addressable_shards[:1])
+                found.append(jax.block_until_ready(programs[id(one)](*map(np.uint32, one.initial.numbers))))
+                since += found[-1].addressable_shards[0].data.nbytes
                 if since >= _SMALL_BYTES:
                     backend_environment.release_freed_memory()
                     since = 0
     return found
 
 
-def _key(form: Form, sharding: jax.sharding.Sharding | None) -> Hashable:
-    return form, sharding, jax.config.jax_default_device if sharding is None else None
+def _copied(value: ArrayLike, wanted: Wanted) -> jax.Array:
+    value = initializers.FromArray(value)(wanted.shape, wanted.dtype)
+    if wanted.sharding is None:
+        return jnp.array(value, copy=True)
+    return place_copy(value, wanted.sharding, "an initial value")
 
 
-def _compiled(forms: dict[Any, Form], mesh: DeviceMesh | None) -> dict[Any, jax.stages.Compiled]:
-    """Return a program for each form; those of jobs are compiled anew, because all processes must do the same."""
+def _programs_of(wanted: Sequence[Wanted], mesh: DeviceMesh | None) -> dict[int, jax.stages.Compiled]:
+    """Return the program for each array by id; those of jobs are compiled anew: all processes must do the same."""
+    keys = {id(one): _key_of(one) for one in wanted}
+    first = {keys[id(one)]: one for one in reversed(wanted)}
     is_job = mesh is not None and is_shared(mesh)
     with _lock:
-        known = {} if is_job else {key: _programs[key] for key in forms if key in _programs}
-    missing = {key: form for key, form in forms.items() if key not in known}
-    seeds = np.uint32(0), np.uint32(0)
-
-    def lowered(key: Any, form: Form) -> jax.stages.Lowered:
-        # a function of its own: JAX gives equal functions one module, which threads must not compile together
-        program = jax.jit(lambda seed, number: form(seed, number), out_shardings=key[1])
-        return without_mesh()(lambda: program.lower(*seeds))()
-
-    made = (lowered(key, form) for key, form in missing.items())
+        known = {} if is_job else {key: _programs[key] for key in first if key in _programs}
+    missing = {key: one for key, one in first.items() if key not in known}
+    made = map(_lowered, missing.values())
     if mesh is not None:
         made = agreed_programs("compute initial values", mesh, made)
-    options = [_CPU_OPTIONS if _is_of_cpus(key[1]) else {} for key in missing]
+    options = [_CPU_OPTIONS if _is_of_cpus(one.sharding) else {} for one in missing.values()]
     found = dict(zip(missing, jaxprs.compile_together(made, options), strict=True))
     with _lock:
-        for key in missing if not is_job else ():
-            if missing[key].identity.__class__ is not object:
-                _programs[key] = found[key]
+        _programs.update({key: found[key] for key in missing if not (is_job or isinstance(key, int))})
         while len(_programs) > _KEPT_PROGRAMS:
             _programs.popitem(last=False)
-    return known | found
+    return {number: {**known, **found}[key] for number, key in keys.items()}
+
+
+def _key_of(wanted: Wanted) -> Hashable:
+    """Return a key that is equal for arrays that share a program; the id of the array where that cannot be known."""
+    identity = identity_of(wanted.initial.draw) if isinstance(wanted.initial, Drawn) else None
+    device = jax.config.jax_default_device if wanted.sharding is None else None
+    key = (identity, wanted.shape, wanted.dtype, wanted.sharding, device)
+    return id(wanted) if identity is None else key
+
+
+def _lowered(wanted: Wanted) -> jax.stages.Lowered:
+    initial: Any = wanted.initial
+
+    def drawn(seed: jax.Array, number: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        value = initial.draw(wanted.shape, wanted.dtype, key=key)
+        check_initial_value(value, wanted.shape, initial.label, initial.draw)
+        return jnp.asarray(value, wanted.dtype)
+
+    program = jax.jit(drawn, out_shardings=wanted.sharding)
+    return without_mesh()(lambda: program.lower(np.uint32(0), np.uint32(0)))()
 
 
 def _is_of_cpus(sharding: jax.sharding.Sharding | None) -> bool:
