@@ -140,10 +140,11 @@ def hides_mesh(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
         is_explicit, ours = has_explicit_mesh(), mesh_of_programs(args[0] if args else None)
         if not is_explicit and (is_tracing() or mesh_of_context() in (None, ours)):
             return function(*args, **kwargs)
-        given: Any = _map_arrays(_to_auto_axes, (args, kwargs), ours) if is_explicit else (args, kwargs)
+        if is_explicit:
+            args, kwargs = _map_arrays(_to_auto_axes, (args, kwargs), ours)
         try:
             with without_mesh():
-                result = function(*given[0], **given[1])
+                result = function(*args, **kwargs)
             return _map_arrays(_to_mesh_of_context, result) if is_explicit else result
         except ValueError as error:
             if "not under a mesh context" not in str(error):
@@ -213,8 +214,8 @@ def _to_mesh_of_context(array: jax.Array) -> jax.Array:
     if is_traced(array):
         return jax.sharding.reshard(array, jax.sharding.PartitionSpec())
     sharding = _sharding_on(mesh, array)
-    tiles = sharding_impls.GSPMDSharding(tuple(mesh.devices.flat), sharding._to_xla_hlo_sharding(array.ndim))
-    return jax.device_put(array, tiles.with_memory_kind(sharding.memory_kind))
+    tiles, devices = sharding._to_xla_hlo_sharding(array.ndim), tuple(mesh.devices.flat)
+    return jax.device_put(array, sharding_impls.GSPMDSharding(devices, tiles, memory_kind=sharding.memory_kind))
 
 
 def _sharding_on(mesh: jax.sharding.Mesh, array: jax.Array) -> jax.sharding.NamedSharding:
