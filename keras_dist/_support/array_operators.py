@@ -14,13 +14,14 @@ import numpy as np
 
 from keras_dist._support.stateless_scope import current_scope
 from keras_dist._support.types import PyTree
-from keras_dist._unstable.jax_internals import combinable, hide_mesh_in, hides_mesh
+from keras_dist._unstable.jax_internals import combinable, has_explicit_mesh, hide_mesh_in, hides_mesh
 from keras_dist.errors import LayoutError, ModelError, shorten
 
 
 def value_of(operand: Any) -> Any:
     """Return the array that `operand` represents, for the mesh that is set; return anything else unchanged."""
-    return combinable(operand.value if isinstance(operand, Operators) else operand)
+    value = operand.value if isinstance(operand, Operators) else operand
+    return value if has_explicit_mesh() else combinable(value)  # arrays of dtensor keep their layouts
 
 
 def values_in(tree: PyTree) -> PyTree:
