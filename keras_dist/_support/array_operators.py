@@ -14,13 +14,14 @@ import numpy as np
 
 from keras_dist._support.stateless_scope import current_scope
 from keras_dist._support.types import PyTree
-from keras_dist._unstable.jax_internals import hide_mesh_in, hides_mesh, with_auto_axes
+from keras_dist._unstable.jax_internals import combinable, has_explicit_mesh, hide_mesh_in, hides_mesh
 from keras_dist.errors import LayoutError, ModelError, shorten
 
 
 def value_of(operand: Any) -> Any:
-    """Return the array that `operand` represents, for a mesh with Auto axes; return anything else unchanged."""
-    return with_auto_axes(operand.value if isinstance(operand, Operators) else operand)
+    """Return the array that `operand` represents, for the mesh that is set; return anything else unchanged."""
+    value = operand.value if isinstance(operand, Operators) else operand
+    return value if has_explicit_mesh() else combinable(value)  # arrays of dtensor keep their layouts
 
 
 def values_in(tree: PyTree) -> PyTree:
@@ -95,6 +96,7 @@ class Operators:
         return self._write(value) if scope is None else scope.put(self, value)
 
     @property
+    @hides_mesh
     def value(self) -> Any:
         """The current array; in a traced function of variables, the value in the trace. Set it by `assign`."""
         scope = current_scope()
@@ -145,12 +147,6 @@ class Operators:
     def __round__(self, ndigits: int | None = None) -> Any:
         return jnp.round(self.value, ndigits or 0)
 
-    def __eq__(self, other: Any) -> Any:
-        return operator.eq(self.value, value_of(other))
-
-    def __ne__(self, other: Any) -> Any:
-        return operator.ne(self.value, value_of(other))
-
     __hash__ = None  # type: ignore[assignment]  # as for arrays, since `==` compares elements
 
     __bool__, __int__, __float__, __index__ = _unary(bool), _unary(int), _unary(float), _unary(operator.index)
@@ -167,5 +163,6 @@ class Operators:
     __and__, __rand__ = _binary(operator.and_), _reflected(operator.and_)
     __or__, __ror__ = _binary(operator.or_), _reflected(operator.or_)
     __xor__, __rxor__ = _binary(operator.xor), _reflected(operator.xor)
+    __eq__, __ne__ = _binary(operator.eq), _binary(operator.ne)
     __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
     __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)

@@ -25,6 +25,7 @@ from keras_dist.errors import ModelError
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
+_AUTO = jax.sharding.AxisType.Auto
 _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
@@ -124,9 +125,9 @@ def without_mesh() -> Iterator[None]:
         yield
 
 
-def has_explicit_mesh() -> bool:
-    """Whether the mesh that is set has Explicit axes: under it JAX refuses arrays of a mesh with Auto axes."""
-    return jax.sharding.AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+def has_explicit_mesh(mesh: Any = None) -> bool:
+    """Whether a mesh, or the mesh that is set, has Explicit axes: under it JAX refuses arrays of one with Auto axes."""
+    return jax.sharding.AxisType.Explicit in (mesh or jax.sharding.get_abstract_mesh()).axis_types
 
 
 def mesh_of_programs(owner: Any) -> jax.sharding.Mesh | None:
@@ -137,7 +138,8 @@ def mesh_of_programs(owner: Any) -> jax.sharding.Mesh | None:
 def hides_mesh(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Decorate a function that users call: a mesh that they have set is hidden while it runs.
 
-    An equal mesh with Auto axes stays, and in a trace every mesh with Auto axes, since layers may use bare specs.
+    An equal mesh with Auto axes stays, and in a trace every mesh with Auto axes, since layers may use bare specs. From
+    a mesh with Explicit axes, arrays and traced values go to Auto axes, and results come back to it.
     """
     ambient, no_mesh = jax.sharding.get_abstract_mesh, mesh_lib.empty_abstract_mesh
 
@@ -145,21 +147,21 @@ def hides_mesh(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
     def hidden(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         if ambient() is no_mesh:  # .1 us
             return function(*args, **kwargs)
-        is_like_ours = is_tracing() or mesh_of_context() in (None, mesh_of_programs(args[0] if args else None))
-        if is_like_ours and not has_explicit_mesh():
+        is_explicit, ours = has_explicit_mesh(), mesh_of_programs(args[0] if args else None)
+        if not is_explicit and (is_tracing() or mesh_of_context() in (None, ours)):
             return function(*args, **kwargs)
+        if is_explicit:
+            args, kwargs = _map_arrays(_to_auto_axes, (args, kwargs), ours)
         try:
             with without_mesh():
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+            return _map_arrays(_to_mesh_of_context, result) if is_explicit else result
         except ValueError as error:
             if "not under a mesh context" not in str(error):
                 raise
-            fix = (
-                "kd.set_distribution(...) before the model is made, and jax.lax.with_sharding_constraint in the module"
-            )
-            raise ModelError(
-                "the module is written for a mesh with Explicit axes", given=str(error), fix=fix
-            ) from error
+            what = "the module is written for a mesh with Explicit axes"
+            fix = "kd.set_distribution(...) before the model is made, and jax.lax.with_sharding_constraint in it"
+            raise ModelError(what, given=str(error), fix=fix) from error
 
     return hidden
 
@@ -167,7 +169,7 @@ def hides_mesh(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
 def hide_mesh_in(cls: type[Result]) -> type[Result]:
     """Apply `hides_mesh` to the public methods that a class defines; return the class."""
     for name, member in list(vars(cls).items()):
-        is_entry = name in ("__call__", "__init__", "__setitem__") or not name.startswith("_")
+        is_entry = name in ("__call__", "__init__", "__getitem__", "__setitem__") or not name.startswith("_")
         if is_entry and inspect.isfunction(member) and name not in ("build", "call"):  # which `__call__` calls
             setattr(cls, name, hides_mesh(member))
     return cls
@@ -176,19 +178,65 @@ def hide_mesh_in(cls: type[Result]) -> type[Result]:
 add_guard(hide_mesh_in)
 
 
-def with_auto_axes(array: Any) -> Any:
-    """Return an array of a mesh with Explicit axes, in the same memory, as an array of a mesh with Auto axes."""
-    if not isinstance(array, jax.Array) or is_traced(array) or has_explicit_mesh():
+def combinable(array: Any) -> Any:
+    """Return an array, or a traced value, for the mesh that is set if it has Explicit axes, else for Auto axes."""
+    if not isinstance(array, jax.Array):
         return array
-    given: Any = array.sharding
-    mesh = getattr(given, "mesh", None)
-    if mesh is None or jax.sharding.AxisType.Explicit not in mesh.axis_types:
-        return array
-    auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
-    sharding = jax.sharding.NamedSharding(auto, given.spec)
-    return jax.make_array_from_single_device_arrays(
-        array.shape, sharding, [one.data for one in array.addressable_shards]
+    return _to_mesh_of_context(array) if has_explicit_mesh() else _to_auto_axes(array)
+
+
+def _map_arrays(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply a function to the arrays in lists, tuples and dicts; objects stay the same."""
+    is_leaf: Callable[[Any], bool] = lambda node: type(node) not in (list, tuple, dict)  # noqa: E731
+    return jax.tree.map(
+        lambda one: function(one, *others) if isinstance(one, jax.Array) else one, tree, is_leaf=is_leaf
     )
+
+
+def _to_auto_axes(array: jax.Array, ours: jax.sharding.Mesh | None = None) -> jax.Array:
+    """Return it for a mesh with Auto axes: in the same memory, unless it is on other devices than `ours`."""
+    if is_traced(array):
+        spec = jax.sharding.PartitionSpec(*[None] * array.ndim)
+        if has_explicit_mesh() and jax.typeof(array).sharding.mesh.empty:
+            array = jax.sharding.reshard(array, spec)  # so that its gradient is on that mesh, too
+        mesh: Any = jax.typeof(array).sharding.mesh
+        if ours is not None and mesh.size != ours.size and not mesh.empty:
+            given, fix = f"{mesh.size} and {ours.size} devices", "jax.set_mesh(mesh.backend_mesh) around the trace"
+            raise ModelError("the mesh of a trace has other devices than the model's", given=given, fix=fix)
+        if has_explicit_mesh(mesh):
+            with jax.sharding.use_abstract_mesh(mesh.update_axis_types(dict.fromkeys(mesh.axis_names, _AUTO))):
+                return jax.sharding.reshard(array, spec)
+        return array
+    sharding: Any = array.sharding
+    if ours is not None and sharding.num_devices > 1 and sharding._device_assignment != tuple(ours.devices.flat):
+        sharding = _sharding_on(ours, array)
+    elif has_explicit_mesh(getattr(sharding, "mesh", mesh_lib.empty_abstract_mesh)):
+        sharding = sharding.update(mesh=jax.sharding.Mesh(sharding.mesh.devices, sharding.mesh.axis_names))
+    with without_mesh():
+        return array if sharding is array.sharding else jax.device_put(array, sharding)
+
+
+def _to_mesh_of_context(array: jax.Array) -> jax.Array:
+    """Return it for the mesh that is set, without a mesh in its type: JAX asks for no sharding of results."""
+    ours, mesh = jax.typeof(array).sharding.mesh, mesh_of_context()
+    if ours.empty or ours == jax.sharding.get_abstract_mesh() or mesh is None:
+        return array
+    if is_traced(array):
+        return jax.sharding.reshard(array, jax.sharding.PartitionSpec())
+    sharding = _sharding_on(mesh, array)
+    tiles, devices = sharding._to_xla_hlo_sharding(array.ndim), tuple(mesh.devices.flat)
+    return jax.device_put(array, sharding_impls.GSPMDSharding(devices, tiles, memory_kind=sharding.memory_kind))
+
+
+def _sharding_on(mesh: jax.sharding.Mesh, array: jax.Array) -> jax.sharding.NamedSharding:
+    """Return the sharding of an array as a sharding on this mesh; another split if its axes cannot express it."""
+    given, spec = array.sharding, jax.sharding.PartitionSpec()
+    try:
+        spec = sharding_impls.parse_flatten_op_sharding(given._to_xla_hlo_sharding(array.ndim), mesh)[0]
+    except (ValueError, LookupError, AssertionError):
+        dims = [dim for dim, size in enumerate(array.shape) if size % mesh.size == 0]
+        spec = jax.sharding.PartitionSpec(*[None] * dims[0], mesh.axis_names) if dims else spec
+    return jax.sharding.NamedSharding(mesh, spec, memory_kind=given.memory_kind)
 
 
 @contextlib.contextmanager

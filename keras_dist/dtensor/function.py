@@ -21,7 +21,7 @@ from keras_dist._support.stateless_scope import StatelessScope, current_scope
 from keras_dist._support.types import PyTree
 from keras_dist._unstable import jaxprs, xla_workarounds
 from keras_dist._unstable.flax_internals import TraceError
-from keras_dist._unstable.jax_internals import is_traced
+from keras_dist._unstable.jax_internals import has_explicit_mesh, is_traced, without_mesh
 from keras_dist.distribution.jobs import heartbeat, job
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
@@ -85,13 +85,14 @@ def function(step: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
             if isinstance(array, np.ndarray):
                 check_fits(array, f"an argument of {name}")
         key = treedef, *(_kind(leaf) for leaf in leaves)
-        program = programs.pop(key, None)
-        if program is None:
-            program = _Program(step, name, leaves, treedef, arrays)
-            if len(programs) >= _MOST_PROGRAMS:
-                del programs[next(iter(programs))]
-        programs[key] = program  # in order of use
-        return program(arrays)
+        with without_mesh() if has_explicit_mesh() else contextlib.nullcontext():
+            program = programs.pop(key, None)
+            if program is None:
+                program = _Program(step, name, leaves, treedef, arrays)
+                if len(programs) >= _MOST_PROGRAMS:
+                    del programs[next(iter(programs))]
+            programs[key] = program  # in order of use
+            return program(arrays)
 
     return call
 

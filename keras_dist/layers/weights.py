@@ -18,7 +18,7 @@ from keras_dist._support.array_operators import value_of
 from keras_dist._support.lending import Borrower, Lendable
 from keras_dist._support.types import ArrayLike
 from keras_dist._unstable.flax_internals import attribute_order, restore_order, variable_role
-from keras_dist._unstable.jax_internals import hide_mesh_in
+from keras_dist._unstable.jax_internals import hide_mesh_in, hides_mesh
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.runtime import LayerRuntime
 from keras_dist.metrics import Metric
@@ -260,6 +260,7 @@ class WeightOwner:
         return sum(int(np.prod(weight.shape)) for weight in self.weights)
 
     @property
+    @hides_mesh
     def losses(self) -> list[jax.Array]:
         """The losses added in the last call by the layer and its sublayers, and regularization losses."""
         return [*(term for owner in self._owners() for term in owner._runtime.added), *penalties(self)]

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._support.arguments import shapes
-from keras_dist._support.array_operators import native
+from keras_dist._support.array_operators import native, value_of
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist._unstable.jax_internals import combinable
 from keras_dist.errors import ModelError
 
 
@@ -37,7 +38,7 @@ def as_arrays(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Arra
             given = f"{argument} of type {type(value).__name__}{keys}"
             fix = "pass a callable (y_true, y_pred) of your own that takes them apart, or choose one with `call=`"
             raise ModelError(f"{name}: `{argument}` must be one array", given=given, fix=fix)
-    y_true, y_pred = jnp.asarray(native(y_true)), jnp.asarray(native(y_pred))
+    y_true, y_pred = (jnp.asarray(native(combinable(value_of(value)))) for value in (y_true, y_pred))
     return y_true, y_pred if jnp.issubdtype(y_pred.dtype, jnp.inexact) else y_pred.astype(jnp.float32)
 
 

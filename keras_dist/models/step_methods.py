@@ -12,6 +12,7 @@ from keras_dist._support import tree_paths
 from keras_dist._support.array_operators import value_of, values_in
 from keras_dist._support.stateless_scope import StatelessScope
 from keras_dist._support.types import PyTree
+from keras_dist._unstable.jax_internals import hides_mesh
 from keras_dist.data.batch import unpack_x_y_sample_weight
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
@@ -270,6 +271,7 @@ class StepMethods(Layer):
             return values_in(logs), scope.values(handles)
 
     @property
+    @hides_mesh
     def losses(self) -> list[jax.Array]:
         """Losses that the model and its sublayers added in the last call, and penalties of regularizers."""
         given = self._runtime.losses_given

@@ -21,6 +21,7 @@ from keras_dist._support.arguments import argument_error, check_axes, check_axes
 from keras_dist._support.array_operators import Operators, native, value_of
 from keras_dist._support.integer_checks import check_fits
 from keras_dist._support.types import ArrayLike, DTypeLike
+from keras_dist._unstable.jax_internals import hides_mesh
 from keras_dist.errors import KerasDistError, shorten
 from keras_dist.symbolic.tensors import OPERATIONS, Operation, is_any_symbolic
 
@@ -35,6 +36,7 @@ def operation(function: _Function) -> _Function:
     OPERATIONS[step.name] = function
 
     @notes_arguments
+    @hides_mesh
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree.map(value_of, (args, kwargs), is_leaf=_is_leaf)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._support.arguments import argument_error, check_fraction, check_int, check_shape, is_int, shapes
+from keras_dist._unstable.jax_internals import hides_mesh
 from keras_dist.errors import ModelError, shorten
 from keras_dist.random.seeds import key_of
 
@@ -134,6 +135,7 @@ def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None)
     return jnp.where(kept, inputs / (1 - rate), 0)
 
 
+@hides_mesh
 def shuffle(x: Any, axis: int = 0, seed: Any = None) -> jax.Array:
     """Shuffle the elements of `x` along `axis`, independently of other axes. For `seed` see `normal`.
 

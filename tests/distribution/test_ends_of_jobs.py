@@ -149,7 +149,7 @@ class Told(kd.callbacks.Callback):
         print("epoch", epoch, flush=True)
         self.model.stop_training = os.path.exists(sys.argv[3])
 
-kd.initialize(sys.argv[1], 2, int(sys.argv[2]))
+kd.initialize(sys.argv[1], 2, int(sys.argv[2]), heartbeat_timeout_s=float(sys.argv[4]))
 kd.set_distribution(kd.DataParallel())
 model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
 model.compile("sgd", "mse")
@@ -158,15 +158,19 @@ model.fit(np.ones((80, 3)), np.ones((80, 1)), 8, 100_000, verbose=0, callbacks=[
 
 
 @pytest.mark.soak
-def test_a_process_that_is_stopped_for_twenty_seconds_ends_nothing(tmp_path):
+@pytest.mark.parametrize(("who", "timeout_s"), [("one", 60), ("all", 7)])
+def test_a_process_or_a_job_that_is_stopped_for_twenty_seconds_ends_nothing(tmp_path, who, timeout_s):
     address = free_address()
-    jobs = [Python("-c", STOPS, address, index, tmp_path / "end", env=environment(1)) for index in range(2)]
+    jobs = [Python("-c", STOPS, address, index, tmp_path / "end", timeout_s, env=environment(1)) for index in range(2)]
     while not all("epoch 1" in job.printed()[0] for job in jobs):
         assert all(job.is_running() for job in jobs)
         time.sleep(0.1)
-    os.kill(jobs[1].pid, signal.SIGSTOP)
-    time.sleep(20)
-    os.kill(jobs[1].pid, signal.SIGCONT)
+    service = psutil.Process(jobs[0].pid).children()
+    stopped = [jobs[1].pid] if who == "one" else [jobs[0].pid, jobs[1].pid, service[0].pid]
+    for how, moment_s in ((signal.SIGSTOP, 20), (signal.SIGCONT, 0)):
+        for pid in stopped:
+            os.kill(pid, how)
+        time.sleep(moment_s)
     before = [job.printed()[0].count("epoch") for job in jobs]
     while not all(job.printed()[0].count("epoch") > count + 1 for job, count in zip(jobs, before, strict=True)):
         assert all(job.is_running() for job in jobs), [job.outcome(60) for job in jobs]
@@ -178,7 +182,7 @@ def test_a_process_that_is_stopped_for_twenty_seconds_ends_nothing(tmp_path):
 
 def test_no_service_is_left_when_all_processes_are_killed():
     address = free_address()
-    jobs = [Python("-c", STOPS, address, index, "", env=environment(1)) for index in range(2)]
+    jobs = [Python("-c", STOPS, address, index, "", 60, env=environment(1)) for index in range(2)]
     while not all("epoch 1" in job.printed()[0] for job in jobs):
         assert all(job.is_running() for job in jobs)
         time.sleep(0.1)

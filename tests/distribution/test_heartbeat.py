@@ -97,14 +97,30 @@ def test_the_time_in_which_a_process_was_stopped_is_not_silence_of_the_others(be
     looks, stops = [], iter([False] * 4 + [True])
     replaced = {
         "_connect": lambda: None,
+        "_watch": lambda: None,
         "_read": lambda: [(1, Heartbeat(1)), (2, Heartbeat(1))],
         "_stopped": types.SimpleNamespace(wait=lambda seconds: next(stops)),
         "_look": lambda said, now: looks.append(now),
     }
     for name, value in replaced.items():
         monkeypatch.setattr(beats, name, value)
+    beats._watched, beats._last_step = 0.0, 0.5
     beats._run()
     assert looks == [1.0, 2.0, 4.0, 5.0]
+    assert (beats._answered, beats._last_step) == (101.0, 96.5)  # the step had 4.5 s
+
+
+def test_a_suspension_is_not_silence_of_the_service(beats, monkeypatch):
+    clock = iter([1.0, 99.0, 100.0, 107.0, 109.0])
+    monkeypatch.setattr(heartbeat, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    beats._answered = beats._watched = 0.0
+    stops = iter([False] * 3 + [True, False])
+    monkeypatch.setattr(beats, "_stopped", types.SimpleNamespace(wait=lambda seconds: next(stops)))
+    beats._watch()
+    assert beats._answered == 96.0  # 98 s, of which 2 count
+    beats._watched = 105.0  # the threads ran
+    with pytest.raises(Ended, match="has lost its coordination service"):
+        beats._watch()
 
 
 @pytest.mark.parametrize(("saved", "steps", "code"), [(None, None, 1), ("nothing yet", None, 1), ("step_7", 7, 75)])

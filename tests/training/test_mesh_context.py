@@ -9,6 +9,7 @@ from jax.interpreters import pxla
 from jax.sharding import PartitionSpec as P
 
 import keras_dist as kd
+from keras_dist import dtensor
 from keras_dist.errors import ModelError
 
 WIDTH = 24
@@ -255,3 +256,92 @@ def test_layers_for_explicit_axes_without_a_distribution(explicit, specs):
         kd.Sequential([kd.Input((WIDTH,), batch_size=8), Layer()])
     with scope(), pytest.raises(ModelError, match=r"Explicit axes|names an axis that the mesh does not have"):
         kd.Sequential([kd.Input((WIDTH,), batch_size=8), Layer()])
+
+
+def arithmetic(model, x, y):
+    """What callers compute themselves with what we hand out, also in traces of theirs, and with our functions."""
+    trained = [variable.value for variable in model.trainable_variables]
+    others = [variable.value for variable in model.non_trainable_variables]
+    kernel, mse = model.trainable_variables[0], kd.losses.mean_squared_error
+    error = kd.metrics.MeanSquaredError()
+    error.update_state(y, model(x))
+
+    def loss_of(trained, x, y):
+        return jnp.mean((model.stateless_call(trained, others, x)[0] - y) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_of)(trained, x, y)
+    optimizer = kd.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    slots = [variable.value for variable in optimizer.variables]
+    plain = kd.Variable(kernel.value)
+    return [
+        *(loss, sum(model.losses), jnp.mean((model(x) - y) ** 2), mse(y, model(x)), error.result() + 1, kernel[0] + 1),
+        *(kernel + 1, x @ kernel.value, kernel.value.T @ kernel.value, jnp.vdot(kernel.value, kernel.value), plain + 1),
+        *(
+            kd.ops.matmul(x, kernel),
+            kd.ops.norm(kernel),
+            kd.random.shuffle(x, seed=1),
+            kd.losses.circle(np.arange(8) % 2, x),
+        ),
+        *(value - 0.1 * grad for value, grad in zip(trained, grads, strict=True)),
+        *jax.jit(jax.value_and_grad(loss_of))(trained, x, y)[1],
+        *(jax.jit(lambda x: model(x) + 1)(x), jax.jit(mse)(y, model(x)), jax.jit(lambda x: x @ kernel.value)(x)),
+        *kd.tree.map_structure(lambda array: array + 1, trained),
+        *optimizer.stateless_apply(slots, trained, trained)[0],
+        *jax.jit(optimizer.stateless_apply)(slots, trained, trained)[0],
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    with scope():
+        kd.set_random_seed(3)
+        model = layered()
+    model.compile("adam", "mse")
+    model.fit(X, X[:, :4], 4, verbose=0, shuffle=False)
+    return model, arithmetic(model, X[:8], X[:8, :4])
+
+
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("axes", [{"data": 8}, {"rows": 4, "columns": 2}], ids=str)
+@pytest.mark.parametrize("spec", [None, P(), "first"], ids=str)
+def test_callers_compute_with_what_we_hand_out_on_a_mesh_with_explicit_axes(trained, axes, spec):
+    model, expected = trained
+    with scope(), jax.set_mesh(jax.make_mesh(tuple(axes.values()), tuple(axes))):
+        where = jax.sharding.NamedSharding(jax.sharding.get_mesh(), P(tuple(axes)) if spec == "first" else P())
+        x, y = (each if spec is None else jax.device_put(each, where) for each in (X[:8], X[:8, :4]))
+        assert_close(arithmetic(model, x, y), expected)
+        assert jax.vmap(lambda row: model(row[None])[0])(X[:8]).shape == (8, 4)
+
+
+def test_callers_compute_on_fewer_devices_with_explicit_axes_but_do_not_trace(trained):
+    model, expected = trained
+    x, y = X[:8], X[:8, :4]
+    with scope(), jax.set_mesh(jax.make_mesh((4,), ("rows",), devices=jax.devices()[:4])):
+        kernel = model.trainable_variables[0]
+        found = [kernel[0] + 1, kernel + 1, jax.device_put(x, jax.P("rows")) @ kernel.value]
+        assert_close([sum(model.losses), jnp.mean((model(x) - y) ** 2)], expected[1:3])
+        assert_close(found, [kernel.numpy()[0] + 1, kernel.numpy() + 1, x @ kernel.numpy()])
+        with pytest.raises(ModelError, match="the mesh of a trace has other devices"):
+            jax.jit(lambda x: model(x))(jax.device_put(x, jax.P("rows")))
+
+
+def test_arrays_are_handed_out_without_a_copy(explicit):
+    with jax.set_mesh(None), kd.FullySharded(kd.DeviceMesh("data=8")).scope():
+        kernel = kd.Variable(np.ones((WIDTH, 16), "float32"), layout=("data", None))
+    held, seen = (
+        [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+        for array in (kernel.peek(), kernel.value)
+    )
+    assert len(held) == 8 and (held == seen or explicit.size < 8)
+
+
+def test_arrays_placed_by_a_layout_are_computed_with_on_their_own_mesh(explicit):
+    mesh = kd.DeviceMesh("data=2,model=4")
+    placed = kd.distribute_tensor(X[:8], kd.TensorLayout(("data", None), mesh))
+    with pytest.raises(ValueError, match="should match the aval mesh"):
+        placed + 1
+    with jax.set_mesh(mesh.backend_mesh):
+        np.testing.assert_array_equal(placed + 1, X[:8] + 1)
+    double = dtensor.function(lambda x: x * 2)
+    assert double(placed).sharding == placed.sharding and explicit == jax.sharding.get_mesh()

@@ -287,7 +287,8 @@ class JobMonitor(Monitor):
         self._failed_since: dict[int, float] = {}  # for others; infinite where this process failed with them
         self._join_timeout_s = initialization_timeout_s
         self._connected: set[frozenset[Any]] = set()  # devices over which a collective has run
-        self._answered = time.monotonic()  # last answer of the coordination service
+        self._clock = threading.Lock()
+        self._answered = self._watched = time.monotonic()  # last answer of the coordination service, last look
         self._connection: Connection | None = None
         self._exited: Set[int] = frozenset()
         self._differs: dict[int, tuple[tuple[str, str, str], float]] = {}  # from the acts of others, and since when
@@ -346,10 +347,7 @@ class JobMonitor(Monitor):
     def _explain(self) -> None:
         """Wait until it is known which process has died, and exit; return if none has."""
         self._timeout_s, self._lost = min(self._timeout_s, _LOST_S), True
-        end = time.monotonic() + self._timeout_s + 2 * _BEAT_S
-        while time.monotonic() < end and not self._stopped.is_set():
-            time.sleep(_BEAT_S / 4)
-            self._look_at_service(time.monotonic())  # here: the thread may wait for an answer itself
+        self._stopped.wait(self._timeout_s + 2 * _BEAT_S)
 
     def leave(self) -> None:
         """Leave the job at the end of the program; without an error, the first process waits for the others."""
@@ -408,6 +406,8 @@ class JobMonitor(Monitor):
     def _run(self) -> None:
         self._connect()
         watched, last = 0.0, time.monotonic()  # time in which this process could see heartbeats
+        self._answered = last
+        threading.Thread(target=self._watch, name="keras_dist service", daemon=True).start()
         while not self._stopped.wait(_BEAT_S):
             try:
                 if self._connection is not None:
@@ -415,19 +415,30 @@ class JobMonitor(Monitor):
                 self._beat()
                 beats = self._read()
             except RuntimeError:
-                self._look_at_service(time.monotonic())
                 continue
-            self._answered = now = time.monotonic()
+            self._answered = now = self._now()
             watched, last = watched + min(now - last, 2 * _BEAT_S), now
             self._look_at_acts(beats, now)
             self._look(beats, watched)
             self._look_at_steps(now)
 
-    def _look_at_service(self, now: float) -> None:
-        is_closed = self._connection is not None and self._connection.is_closed
-        if now - self._answered >= (min(self._timeout_s, _LOST_S) if is_closed else self._timeout_s):
-            has = "does not answer, or its coordination service does not"
-            self._end(0, has if self.process else "has lost its coordination service")
+    def _watch(self) -> None:
+        """Look at the service while another thread may wait for its answer."""
+        while not self._stopped.wait(_BEAT_S):
+            is_closed = self._connection is not None and self._connection.is_closed
+            if self._now() - self._answered >= (min(self._timeout_s, _LOST_S) if is_closed else self._timeout_s):
+                has = "does not answer, or its coordination service does not"
+                self._end(0, has if self.process else "has lost its coordination service")
+
+    def _now(self) -> float:
+        """Return the time; a job that was suspended as a whole and continues has waited for nothing meanwhile."""
+        with self._clock:
+            now = time.monotonic()
+            suspended = max(now - self._watched - 2 * _BEAT_S, 0)
+            self._watched, self._answered = now, self._answered + suspended
+            if self._last_step is not None:
+                self._last_step += suspended
+            return now
 
     def _look(self, beats: list[tuple[int, Heartbeat]], now: float) -> None:
         for process, beat in beats:

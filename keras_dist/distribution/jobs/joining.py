@@ -147,7 +147,7 @@ def initialize(
         "num_processes": given.num_processes,
         "process_id": given.process_id,
         "initialization_timeout": _seconds_until(end),
-        "heartbeat_timeout_seconds": round(heartbeat_timeout_s),
+        "heartbeat_timeout_seconds": round(_LONGEST_S),  # JAX aborts without a reason, also after a suspension
         "shutdown_timeout_seconds": round(shutdown_timeout_s),
     }
     attempt = _Attempt(given, end)
