@@ -300,7 +300,9 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and self._runtime.membership is not None:
             self._check_settable(name, value)
-        for item in jax.tree.leaves(value) if isinstance(value, list | tuple | dict) else [value]:
+        with shapes_only():
+            items = jax.tree.leaves(value) if isinstance(value, list | tuple | dict) else [value]
+        for item in items:
             if is_of_keras(item):
                 check_is_ours(f"attribute {name!r} of layer {vars(self).get('_name', type(self).__name__)!r}", item)
         value = as_nnx_containers(value)

@@ -24,7 +24,7 @@ from keras_dist._unstable.flax_internals import TraceError
 from keras_dist._unstable.jax_internals import hide_mesh_in, is_traced
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout, from_keras, layout_on
-from keras_dist.distribution.placement import distribute_tensor, place_copy
+from keras_dist.distribution.placement import distribute_tensor, is_abstract, place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import describe_variables
@@ -194,6 +194,8 @@ class Variable(Lendable):
             owner.check_may_create()
         raw, layout = flax_internals.raw_value.__get__(self), self._layout_as_distributed()
         sharding = raw.sharding if layout is None else layout.backend_layout
+        if is_abstract(sharding):  # in planning
+            return
         (value,) = create([Wanted(self.initial, raw.shape, raw.dtype, sharding)])
         self.keep(value)
 
