@@ -76,6 +76,7 @@ def explain_methods(cls: type[_Object]) -> type[_Object]:
         _explained_classes.add(owner)
         for name, member in [*vars(owner).items()] if is_new else []:
             is_public = name in ("__init__", "__call__") or not name.startswith(("_", "pop"))  # KeyError, as of a dict
+            is_public = is_public and name not in ("build", "call")  # which `__call__` calls
             if is_public and inspect.isfunction(member):
                 setattr(owner, name, explained(member))
             elif is_public and isinstance(member, classmethod):
