@@ -131,7 +131,7 @@ class SavingMethods(Trainer):
         `weight_map`, `dtype` and `config`.
         """
         path, session = path_of_keras("save_weights", filepath), self._with_weights()
-        check_fits_form(path, filepath, False, objects_to_skip)
+        check_fits_form(path, filepath, objects_to_skip)
         if path is None:
             merged = merged_weights(self, session)
             form = (weight_map, dtype, config)

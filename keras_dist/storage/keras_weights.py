@@ -127,13 +127,9 @@ def fetches(session: BuiltModel, slots: Iterable[Slot], own: Mapping[str, int] |
 
 @contextlib.contextmanager
 def drafted(
-    caller: str,
-    path: pathlib.Path,
-    session: BuiltModel,
-    groups: Sequence[Callable[[], list[Fetch]]],
-    note: Callable[[H5Writer], None] = lambda writer: None,
+    caller: str, path: pathlib.Path, session: BuiltModel, groups: Sequence[Callable[[], list[Fetch]]]
 ) -> Iterator[list[pathlib.Path]]:
-    """Write each group of arrays to a draft beside `path`, one array after another, and what `note` writes.
+    """Write each group of arrays to a draft beside `path`, one array after another.
 
     Yields the paths of the drafts in the first process, an empty list in others. The model is not trained meanwhile.
     """
@@ -148,7 +144,6 @@ def drafted(
                     if folder is not None:
                         drafts.append(folder / f"arrays-{number}")
                         writer = file.enter_context(H5Writer(caller, drafts[-1], path))
-                        note(writer)
                     _write(group(), writer)
 
         Rendezvous("a save").each(write)
@@ -213,7 +208,7 @@ def load_h5_weights(
 ) -> LoadReport:
     """Set the weights of a model from a file of Keras."""
     with opened(path) as reader:
-        if reader.attribute("/", "layer_names") is not None:
+        if any(reader.attribute(group, "layer_names") is not None for group in ("/", "model_weights")):
             raise legacy_error("load_weights", str(path))
         contents = _but(contents_of(model, session, reader.shapes), skipped)
         # Keras, too, takes its state where the optimizer is built
