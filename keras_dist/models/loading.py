@@ -24,10 +24,9 @@ from keras_dist.storage.array_store import retried
 from keras_dist.storage.keras_archives import is_keras_folder
 from keras_dist.storage.keras_configs import from_keras
 from keras_dist.storage.keras_files import OF_CONFIG, Check, Description, config_read, load_keras
-from keras_dist.storage.legacy_files import load_legacy
 from keras_dist.storage.load_report import LoadReport
 from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY, check_shapes, restore, seed_and_fits
-from keras_dist.storage.save_formats import archive_path, legacy_path, model_folder
+from keras_dist.storage.save_formats import archive_path, model_folder, refuse_legacy
 from keras_dist.storage.weights_files import files_of_others
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import Trainable
@@ -51,7 +50,7 @@ def load_model(
     files runs.
 
     Args:
-        filepath: path of a folder, a `.keras` archive, an unzipped archive, or an `.h5` file of Keras 2.
+        filepath: path of a folder, a `.keras` archive, or an unzipped archive.
         custom_objects: classes and functions by name, in addition to registered ones.
         compile: whether to compile the model as it was saved, with the state of its optimizer.
         safe_mode: unused, since lambdas are always refused. To load a layer `Lambda`, pass its function under the name
@@ -73,16 +72,14 @@ def load_model(
     if distribution is not None:
         check_distribution("distribution", distribution)
         scope = distribution.scope()
-    path, legacy = _path_of_keras(filepath), legacy_path(filepath)
-    file = path or legacy
-    if file is not None and factory is not None:
+    refuse_legacy("load_model", filepath)
+    path = _path_of_keras(filepath)
+    if path is not None and factory is not None:
         fix = "load_model(path)"
-        raise ModelError(f"load_model: {str(file)!r} holds a model of layers", given="a factory", fix=fix)
+        raise ModelError(f"load_model: {str(path)!r} holds a model of layers", given="a factory", fix=fix)
     with scope, custom_object_scope(custom_objects):
         if path is not None:
             return retried(lambda: load_keras(path, _made, compile))
-        if legacy is not None:
-            return load_legacy(legacy, _made, compile)
         _check_is_folder(filepath)
         folder = model_folder("load_model", filepath)
         _check_holds_model(folder)
@@ -146,7 +143,7 @@ def save_model(
 
     Args:
         model: the model.
-        filepath: a folder, or a file that ends in `.keras` or `.h5`.
+        filepath: a folder, or a file that ends in `.keras`.
         overwrite: whether to replace an existing file or folder.
         zipped: False for a folder with the members of a `.keras` archive.
         **options: further arguments of `Model.save`.

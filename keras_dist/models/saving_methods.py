@@ -22,7 +22,6 @@ from keras_dist.saving.shared_objects import one_config_read, one_config_written
 from keras_dist.storage.array_store import retried
 from keras_dist.storage.keras_files import save_keras
 from keras_dist.storage.keras_weights import load_h5_weights, save_h5_weights
-from keras_dist.storage.legacy_files import save_legacy
 from keras_dist.storage.load_report import LoadReport
 from keras_dist.storage.lora_weights import merged_weights
 from keras_dist.storage.model_state import restore, save_folder, snapshot
@@ -132,7 +131,7 @@ class SavingMethods(Trainer):
         `weight_map`, `dtype` and `config`.
         """
         path, session = path_of_keras("save_weights", filepath), self._with_weights()
-        check_fits_form(path, filepath, False, objects_to_skip)
+        check_fits_form(path, filepath, objects_to_skip)
         if path is None:
             merged = merged_weights(self, session)
             form = (weight_map, dtype, config)
@@ -149,7 +148,6 @@ class SavingMethods(Trainer):
         *,
         strict: bool = True,
         weight_map: WeightMap | None = None,
-        by_name: bool = False,
         objects_to_skip: Sequence[Any] | None = None,
     ) -> LoadReport:
         r"""Load weights that `save_weights` or another program wrote. They apply from the next step.
@@ -165,13 +163,11 @@ class SavingMethods(Trainer):
                 followed to regular files, since its cache consists of links. Or a folder of orbax, also one of
                 `model.save` or of a `CheckpointManager`, of which only the weights are read; each device reads its
                 part. Or a file of Keras: `.weights.h5`, `.weights.json` with its files, `.keras` or a folder of what is
-                in one, or `.h5` of Keras 2; where the model has taken a step, its optimizer takes over the state of the
-                file's, as in Keras.
+                in one; where the model has taken a step, its optimizer takes over the state of the file's, as in Keras.
             skip_mismatch: True is the same as `strict=False`, as in Keras.
             strict: whether names and shapes must match the model, and every rule of `weight_map` must be used.
                 Otherwise what fits is set, and a warning lists the rest. Factors of LoRA may be missing in any case.
             weight_map: names and forms of the weights in files of another program, see `kd.interop.WeightMap`.
-            by_name: whether layers of an `.h5` in the form of Keras 2 go by their names, and not by their order.
             objects_to_skip: layers that are left alone, of a `.weights.h5`.
 
         Returns:
@@ -198,14 +194,14 @@ class SavingMethods(Trainer):
         """
         strict = strict and not skip_mismatch
         path, session = path_of_keras("load_weights", filepath), self._with_weights()
-        check_fits_form(path, filepath, by_name, objects_to_skip)
+        check_fits_form(path, filepath, objects_to_skip)
         if path is None:
             options = (strict, weight_map, merged_weights(self, session))
             with explaining_missing("load_weights", filepath):
                 return retried(lambda: load_weights(self.name, session, self.weights, filepath, *options))
         check_no_map("load_weights", path, weight_map)
         with explaining_missing("load_weights", filepath):
-            return load_h5_weights(self, session, path, strict, by_name, objects_to_skip or ())
+            return load_h5_weights(self, session, path, strict, objects_to_skip or ())
 
     def get_config(self) -> dict[str, Any]:
         """Return the model without its weights as plain values that JSON can represent.
@@ -292,7 +288,6 @@ class SavingMethods(Trainer):
         overwrite: bool = True,
         zipped: bool | None = None,
         *,
-        include_optimizer: bool = True,
         save_format: str | None = None,
         **unknown: Any,
     ) -> None:
@@ -306,17 +301,12 @@ class SavingMethods(Trainer):
         optimizer. Layouts, random streams and other additions of keras_dist are stored in parts that Keras ignores. The
         first process writes the archive, one array after another. This needs the extra `h5`.
 
-        A path that ends in `.h5` or `.hdf5` creates a file in the format of Keras 2, for functional models and
-        `Sequential` models with known inputs. A warning says that layouts, dtype policies and random streams are not
-        saved.
-
         Args:
-            filepath: path of a new folder, also in a bucket, `"gs://bucket/digits"`; or of a `.keras` or `.h5` file.
+            filepath: path of a new folder, also in a bucket, `"gs://bucket/digits"`; or of a `.keras` file.
             overwrite: whether to replace an existing model. In a bucket it is deleted first, and is lost if the save
                 fails.
             zipped: False for a folder with the members of a `.keras` archive, which Keras can load; the path must not
                 end in `.keras`.
-            include_optimizer: whether an `.h5` file contains the arguments of `compile` and the optimizer state.
             save_format: ignored with a warning: the path determines the format.
             **unknown: must be empty.
 
@@ -348,10 +338,7 @@ class SavingMethods(Trainer):
             save_folder(session, describing.documents_of(self), path, overwrite)
             return
         description, session = describing.described(self), self._with_weights()
-        if form == "h5":
-            save_legacy(self, session, description, path, overwrite, include_optimizer)
-        else:
-            save_keras(self, session, description, path, overwrite, form == "keras")
+        save_keras(self, session, description, path, overwrite, form == "keras")
 
     def snapshot(self, *, with_config: bool = False) -> Snapshot:
         """Return the whole training state: weights, statistics, optimizer slots and random streams.

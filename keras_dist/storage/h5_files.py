@@ -29,7 +29,6 @@ _FILTERS = frozenset({1, 2, 3, 4})
 _MOST_CHUNK_BYTES = 2**30
 
 _MOST_DEFLATED = 1032  # the largest ratio of deflate
-_MOST_ATTRIBUTE_BYTES = 60000  # the largest list of texts in one attribute [bytes]; HDF5 takes 64 KiB with the header
 
 _BFLOAT16 = "bfloat16"
 
@@ -249,18 +248,6 @@ class H5Writer:
         array.attrs[CHECKSUMS] = np.bytes_(checksum_of(np.asarray(value, order="C")))
         if value.dtype.name == _BFLOAT16:
             array.attrs["dtype"] = _BFLOAT16
-
-    def note(self, group: str, **notes: str | Sequence[str]) -> None:
-        """Write attributes of a group, created if missing: texts, and lists of texts, split if long."""
-        attributes = self._file.require_group(group).attrs
-        for name, value in notes.items():
-            if isinstance(value, str):
-                attributes[name] = value.encode()
-                continue
-            texts = np.asarray([text.encode() for text in value], None if value else "S1")
-            count = -(-texts.nbytes // _MOST_ATTRIBUTE_BYTES)
-            parts = np.array_split(texts, count) if count > 1 else [texts]
-            attributes.update({f"{name}{number}" if count > 1 else name: part for number, part in enumerate(parts)})
 
 
 def _parts(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:

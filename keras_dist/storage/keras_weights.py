@@ -30,11 +30,10 @@ from keras_dist.storage.h5_files import H5Reader, H5Writer, index_of, old_shards
 from keras_dist.storage.keras_archives import KERAS_SUFFIX, OWN, KerasArchive, KerasFolder
 from keras_dist.storage.keras_paths import OPTIMIZER, Hooks, name_now, stored_variables
 from keras_dist.storage.keras_slots import Slot, derived, stored_slots
-from keras_dist.storage.legacy_weights import is_legacy, legacy_optimizer, legacy_slots
 from keras_dist.storage.load_report import LoadReport, misfit
 from keras_dist.storage.lora_weights import MergedWeight, factor_paths, merged_weights
 from keras_dist.storage.model_state import names_of
-from keras_dist.storage.save_formats import check_file_path
+from keras_dist.storage.save_formats import check_file_path, legacy_error
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.naming import layers_below
 from keras_dist.training.optimization import DEFAULT
@@ -128,13 +127,9 @@ def fetches(session: BuiltModel, slots: Iterable[Slot], own: Mapping[str, int] |
 
 @contextlib.contextmanager
 def drafted(
-    caller: str,
-    path: pathlib.Path,
-    session: BuiltModel,
-    groups: Sequence[Callable[[], list[Fetch]]],
-    note: Callable[[H5Writer], None] = lambda writer: None,
+    caller: str, path: pathlib.Path, session: BuiltModel, groups: Sequence[Callable[[], list[Fetch]]]
 ) -> Iterator[list[pathlib.Path]]:
-    """Write each group of arrays to a draft beside `path`, one array after another, and what `note` writes.
+    """Write each group of arrays to a draft beside `path`, one array after another.
 
     Yields the paths of the drafts in the first process, an empty list in others. The model is not trained meanwhile.
     """
@@ -149,7 +144,6 @@ def drafted(
                     if folder is not None:
                         drafts.append(folder / f"arrays-{number}")
                         writer = file.enter_context(H5Writer(caller, drafts[-1], path))
-                        note(writer)
                     _write(group(), writer)
 
         Rendezvous("a save").each(write)
@@ -210,24 +204,16 @@ def save_h5_weights(
 
 
 def load_h5_weights(
-    model: Any,
-    session: BuiltModel,
-    path: pathlib.Path,
-    strict: bool,
-    by_name: bool = False,
-    skipped: Sequence[Any] = (),
+    model: Any, session: BuiltModel, path: pathlib.Path, strict: bool, skipped: Sequence[Any] = ()
 ) -> LoadReport:
     """Set the weights of a model from a file of Keras."""
     with opened(path) as reader:
-        if is_legacy(reader):
-            left_alone = frozenset(reader.shapes if by_name else ())
-            contents = Contents(legacy_slots(reader, model, by_name), skipped=left_alone)
-        else:
-            contents = _but(contents_of(model, session, reader.shapes), skipped)
+        if any(reader.attribute(group, "layer_names") is not None for group in ("/", "model_weights")):
+            raise legacy_error("load_weights", str(path))
+        contents = _but(contents_of(model, session, reader.shapes), skipped)
         # Keras, too, takes its state where the optimizer is built
         optimizer = stored_optimizer(session) if int(session.cell.state.step) else []
-        slots = (legacy_optimizer(reader, optimizer) or []) if is_legacy(reader) else optimizer
-        report = set_contents(model.name, session, contents, reader, strict, slots)
+        report = set_contents(model.name, session, contents, reader, strict, optimizer)
         if optimizer:
             set_optimizer(session, optimizer, reader)
     return report
@@ -291,11 +277,7 @@ def set_contents(
 
 def set_optimizer(session: BuiltModel, slots: Sequence[Slot], reader: H5Reader) -> bool:
     """Set the optimizer state from a file with a matching optimizer; return whether it was set."""
-    if is_legacy(reader):
-        slots = legacy_optimizer(reader, slots) or []
-        stored = {slot.name for slot in slots}
-    else:
-        stored = {name for name in reader.shapes if name.startswith(f"{OPTIMIZER}/")}
+    stored = {name for name in reader.shapes if name.startswith(f"{OPTIMIZER}/")}
     if not stored:
         return False
     fits = all(slot.name in stored and slot.shape in (None, reader.shapes[slot.name]) for slot in slots)

@@ -24,10 +24,15 @@ FOLDER_SUFFIX = ".orbax"
 OVERWRITE = "choose another path, or pass overwrite=True"
 LEGACY_SUFFIXES = (".h5", ".hdf5")
 H5_WEIGHTS = (".weights.h5", ".weights.json")
-KERAS_WEIGHTS = {"save_weights": H5_WEIGHTS, "load_weights": (*H5_WEIGHTS, KERAS_SUFFIX, *LEGACY_SUFFIXES)}
+KERAS_WEIGHTS = {"save_weights": H5_WEIGHTS, "load_weights": (*H5_WEIGHTS, KERAS_SUFFIX)}
 """Suffixes of the weights files of Keras that are written, and read."""
 
-Format = Literal["keras", "unzipped", "h5", "folder"]
+_IN_KERAS = (
+    "write it anew in Keras 3: keras.models.load_model('m.h5').save('m.keras'), or for weights "
+    "keras_model.load_weights('m.h5') and keras_model.save_weights('m.weights.h5')"
+)
+
+Format = Literal["keras", "unzipped", "folder"]
 
 _BYTES_PER_GB = 1024**3  # what Keras calls a GB
 _MOST_GB = 2**20
@@ -44,10 +49,16 @@ def archive_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
     return None if in_bucket(path) else path
 
 
-def legacy_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
-    """Return the path of a model file of Keras 2, or None for other paths."""
-    is_path = isinstance(filepath, str | os.PathLike) and os.fspath(filepath).endswith(LEGACY_SUFFIXES)
-    return pathlib.Path(os.fspath(filepath)) if is_path else None
+def refuse_legacy(caller: str, filepath: Any) -> None:
+    """Raise for a file in the format of Keras 2."""
+    text = os.fspath(filepath) if isinstance(filepath, str | os.PathLike) else ""
+    if isinstance(text, str) and text.endswith(LEGACY_SUFFIXES) and not text.endswith(H5_WEIGHTS):
+        raise legacy_error(caller, text, _IN_KERAS if caller.startswith("load") else "a path that ends in '.keras'")
+
+
+def legacy_error(caller: str, path: str, fix: str = _IN_KERAS) -> ModelError:
+    """Return the error for a file in the format of Keras 2."""
+    return ModelError(f"{caller}: the format of Keras 2 is not supported", given=f"filepath={path!r}", fix=fix)
 
 
 def model_folder(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path:
@@ -66,11 +77,12 @@ def format_of_model(
     """Return the format in which `Model.save` writes a path, and the path."""
     if unknown:
         given = ", ".join(f"{name}={shorten(value)}" for name, value in unknown.items())
-        fix = "leave them out: save takes filepath, overwrite, zipped, include_optimizer"
+        fix = "leave them out: save takes filepath, overwrite, zipped"
         raise ModelError(f"save: unknown arguments {', '.join(map(repr, unknown))}", given=given, fix=fix)
-    archive, legacy = archive_path(filepath), legacy_path(filepath)
+    refuse_legacy("save", filepath)
+    archive = archive_path(filepath)
     if save_format:
-        if archive is None and legacy is None:
+        if archive is None:
             summary = "the path determines the format, and not `save_format`"
             raise _misnamed(summary, f"save_format={save_format!r}", "m.keras")
         text = f"save: `save_format={save_format!r}` is ignored; the format follows from the path {str(filepath)!r}"
@@ -79,8 +91,6 @@ def format_of_model(
         return "unzipped", _unzipped_path(filepath, archive is not None)
     if archive is not None:
         return "keras", archive
-    if legacy is not None:
-        return "h5", legacy
     if zipped:
         raise _misnamed("`zipped` does not match the path", f"zipped=True, filepath={shorten(filepath)}", "m.keras")
     path = model_folder("save", filepath)
@@ -104,7 +114,7 @@ def _unzipped_path(filepath: str | os.PathLike[str], is_archive: bool) -> pathli
 
 
 def _misnamed(summary: str, given: str, example: str) -> ModelError:
-    expected = "a path that ends in '.keras', or '.h5'; or one without a suffix, for a folder"
+    expected = "a path that ends in '.keras'; or one without a suffix, for a folder"
     fix = f"for example model.save({example!r})" if "." in example else "leave `.keras`, or `zipped`, out"
     return ModelError(f"save: {summary}", given=given, expected=expected, fix=fix)
 
@@ -148,6 +158,7 @@ def path_of_keras(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path
     """Return the path of a weights file of Keras, or of an unzipped `.keras` folder; None for others."""
     if not isinstance(filepath, str | os.PathLike):
         return None
+    refuse_legacy(caller, filepath)
     text = os.fspath(filepath)
     path = folder_path(text)
     if caller == "load_weights" and not in_bucket(path) and is_keras_folder(path):
@@ -160,18 +171,12 @@ def path_of_keras(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path
     return None if caller == "load_weights" and path.is_dir() else path
 
 
-def check_fits_form(path: pathlib.Path | None, filepath: object, by_name: bool, objects_to_skip: object) -> None:
-    """Check that `by_name` and `objects_to_skip` are given for the formats that support them."""
-    is_weights = path is not None and path.name.endswith(H5_WEIGHTS)
-    is_legacy = path is not None and not is_weights and path.suffix in LEGACY_SUFFIXES
-    for name, is_given, fits, ends in (
-        ("by_name", by_name, is_legacy, "'.h5' or '.hdf5', as Keras 2 wrote it"),
-        ("objects_to_skip", objects_to_skip is not None, is_weights, "'.weights.h5' or '.weights.json'"),
-    ):
-        if is_given and not fits:
-            summary = f"`{name}` needs a file that ends in {ends}"
-            fix = "leave it out; strict=False loads what fits"
-            raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix=fix)
+def check_fits_form(path: pathlib.Path | None, filepath: object, objects_to_skip: object) -> None:
+    """Check that `objects_to_skip` is given for the formats that support it."""
+    if objects_to_skip is not None and not (path is not None and path.name.endswith(H5_WEIGHTS)):
+        summary = "`objects_to_skip` needs a file that ends in '.weights.h5' or '.weights.json'"
+        fix = "leave it out; strict=False loads what fits"
+        raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix=fix)
 
 
 def checked_size(max_shard_size: float | None) -> float | None:

@@ -90,9 +90,9 @@ steps is never longer, also if `steps_per_execution` does not divide it. All eva
 not an empty list.
 
 **Files.** `.keras`, `.weights.h5` and `.weights.json` are compatible with Keras in both directions, including the state
-of the optimizer. `.h5` of Keras 2 is read, and written for functional models. Code in files is never run, also not with
-`safe_mode=False`: `custom_objects` provides the function of a `Lambda` by the name of its layer. All other paths are
-folders, or files of safetensors.
+of the optimizer. `.h5` of Keras 2 is refused: Keras 3 reads it, and writes `.keras`. Code in files is never run, also
+not with `safe_mode=False`: `custom_objects` provides the function of a `Lambda` by the name of its layer. All other
+paths are folders, or files of safetensors.
 
 **Configs.** `get_config` follows from the arguments of the constructor; subclasses need not define it. Configs of Keras
 are read, too.

@@ -89,10 +89,8 @@ def test_a_full_disk_names_the_path(model, tmp_path, name, save):
         ("d.safetensors", lambda model, path: model.save_weights(path, max_shard_size=1e-8)),
         ("d.weights.h5", lambda model, path: model.save_weights(path)),
         ("d.keras", lambda model, path: model.save(path)),
-        ("d.h5", lambda model, path: model.save(path)),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*format of Keras 2")
 def test_a_folder_in_the_place_of_a_file_is_named(name, save, model, tmp_path):
     (tmp_path / name).mkdir()
     with pytest.raises(KerasDistError, match=f"no file can be written at '.*{name}'") as caught:
@@ -104,12 +102,11 @@ def test_a_folder_in_the_place_of_a_file_is_named(name, save, model, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["file", "file/x"])
-@pytest.mark.parametrize("name", ["m.keras", "m.h5", "m.weights.h5", "m.safetensors", "program"])
-@pytest.mark.filterwarnings("ignore:.*format of Keras 2")
+@pytest.mark.parametrize("name", ["m.keras", "m.weights.h5", "m.safetensors", "program"])
 def test_a_file_in_the_place_of_a_folder_is_named(place, name, model, tmp_path):
     (tmp_path / "file").write_text("")
     path = tmp_path / place / name
-    save = {"m.keras": model.save, "m.h5": model.save, "program": model.export}.get(name, model.save_weights)
+    save = {"m.keras": model.save, "program": model.export}.get(name, model.save_weights)
     with pytest.raises(WriteError, match="/file' is a file, not a folder") as caught:
         save(path)
     assert caught.value.fix == "choose another path, or move away the file that is in the place of a folder"
@@ -130,7 +127,6 @@ WRITERS = {
     "save": lambda model, place: model.save(f"{place}/model"),
     "save of a .keras file": lambda model, place: model.save(f"{place}/model.keras"),
     "save of a folder of Keras": lambda model, place: model.save(f"{place}/model", zipped=False),
-    "save of an .h5 file": lambda model, place: model.save(f"{place}/model.h5"),
     "safetensors": lambda model, place: model.save_weights(f"{place}/m.safetensors"),
     "safetensors in shards": lambda model, place: model.save_weights(f"{place}/m.safetensors", max_shard_size=1e-5),
     "orbax": lambda model, place: model.save_weights(f"{place}/m.orbax"),
@@ -190,7 +186,6 @@ def checkpoint():
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.filterwarnings("ignore:save. .*format of Keras 2")
 def test_a_read_only_folder_is_named_everywhere(model, name):
     with pytest.raises(WriteError) as error:
         WRITERS[name](model, READ_ONLY)
@@ -207,7 +202,7 @@ def content(folder):
 
 
 @pytest.mark.parametrize("name", sorted({*WRITERS} - {*ADDS, "export"}))
-@pytest.mark.filterwarnings("ignore:save. .*format of Keras 2", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_full_disk_keeps_what_was_there(model, tmp_path, name):
     WRITERS[name](model, tmp_path)
     before = content(tmp_path)

@@ -1,4 +1,4 @@
-"""Files of weights: shards, indices, Keras 2, and what is refused."""
+"""Files of weights: shards, indices, and what is refused."""
 
 import json
 import os
@@ -146,7 +146,7 @@ def test_a_config_of_a_larger_model_creates_nothing(tmp_path):
         kd.models.load_model(tmp_path / "m.keras")
 
 
-@pytest.mark.parametrize("name", ["m.keras", "m.h5", "m.hdf5"])
+@pytest.mark.parametrize("name", ["m.keras"])
 def test_a_file_that_is_not_there(tmp_path, name):
     with pytest.raises(FileNotFoundError, match=name):
         kd.models.load_model(tmp_path / name)
@@ -214,64 +214,9 @@ def test_code_is_never_run(keras, tmp_path):
     np.testing.assert_allclose(ours.predict(X, verbose=0), X + 1)
 
 
-def keras_2(config):
-    """A config as Keras 2 wrote it: no modules, calls as lists."""
-    if isinstance(config, list):
-        return [keras_2(item) for item in config]
-    if not isinstance(config, dict):
-        return config
-    if config.get("class_name") == "DTypePolicy":
-        return config["config"]["name"]
-    found = {key: keras_2(value) for key, value in config.items() if key not in ("module", "registered_name")}
-    found.pop("quantization_config", None)
-    if "batch_shape" in found:
-        found["batch_input_shape"] = found.pop("batch_shape")
-    if "inbound_nodes" in config:
-        calls = [node["args"][0] for node in config["inbound_nodes"]]
-        calls = [args if isinstance(args, list) else [args] for args in calls]
-        found["inbound_nodes"] = [[[*one["config"]["keras_history"], {}] for one in args] for args in calls]
-    return found
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_models_of_keras_2_are_read(keras, tmp_path, version):
-    path, y = tmp_path / "theirs.h5", np.ones((4, 1), "float32")
-    inputs = keras.Input((8,))
-    x = keras.layers.Dense(4, "relu", kernel_regularizer="l2")(inputs)
-    x = keras.layers.Add()([x, keras.layers.BatchNormalization()(x)])
-    theirs = keras.Model(inputs, keras.layers.Dense(1)(x))
-    theirs.compile(keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
-    theirs.fit(X, y, verbose=0)
-    theirs.save(path)
-    if version == 2:
-        with h5py.File(path, "a") as file:
-            file.attrs["model_config"] = json.dumps(keras_2(json.loads(file.attrs["model_config"])))
-    ours = kd.models.load_model(path)
-    np.testing.assert_allclose(ours.predict(X, verbose=0), theirs.predict(X, verbose=0), 1e-4, 1e-5)
-    theirs.fit(X, y, verbose=0)
-    ours.fit(X, y, verbose=0)
-    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, 1e-4, 1e-5)
-
-
-def test_calls_of_models_in_files_of_keras_2(keras, tmp_path):
-    """There those of functional models, and of sequential ones with an input, are counted from 1."""
-    path = tmp_path / "theirs.h5"
-    x, a = keras.Input((8,)), keras.Input((8,))
-    inner = keras.Model(a, keras.layers.Dense(8)(a), name="inner")
-    line = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)], name="line")
-    first = inner(x)
-    theirs = keras.Model(x, [first, line(keras.layers.ReLU()(inner(line(first))))])
-    theirs.save(path)
-    ours = kd.models.load_model(path)
-    with h5py.File(path, "a") as file:
-        config = keras_2(json.loads(file.attrs["model_config"]))
-        for layer in config["config"]["layers"]:
-            for tensor in (tensor for node in layer["inbound_nodes"] for tensor in node):
-                tensor[1] += tensor[0] in ("inner", "line")
-        assert config["config"]["output_layers"] == [["inner", 1, 0], ["line", 1, 0]]
-        config["config"]["output_layers"] = [["inner", 1, 0], ["line", 2, 0]]
-        file.attrs["model_config"] = json.dumps(config)
-    for model in (ours, kd.models.load_model(path)):
-        for one, other in zip(model.predict(X, verbose=0), theirs.predict(X, verbose=0), strict=True):
-            np.testing.assert_allclose(one, other, 1e-4, 1e-5)
+def test_weights_of_keras_2_by_another_name_are_refused(keras, tmp_path):
+    theirs = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    theirs.save(tmp_path / "theirs.h5")
+    (tmp_path / "theirs.h5").rename(tmp_path / "theirs.weights.h5")
+    with pytest.raises(ModelError, match="the format of Keras 2 is not supported"):
+        dense(kd).load_weights(tmp_path / "theirs.weights.h5")
