@@ -14,7 +14,7 @@ import jax.core
 import jax.extend.core
 import numpy as np
 from jax._src import checkify as checkify_internals
-from jax._src import core, dtypes, sharding_impls
+from jax._src import config, core, dtypes, sharding_impls
 from jax._src import mesh as mesh_lib
 from jax._src.shard_map import shard_map_p
 from jax.experimental import checkify
@@ -50,7 +50,7 @@ def outside_of_traces() -> Iterator[None]:
 
     `jax.ensure_compile_time_eval` computes the constants of a lowered program, too, so that the program has holes.
     """
-    with jax.core.eval_context(), core.config.eager_constant_folding(False):
+    with jax.core.eval_context(), config.eager_constant_folding(False):
         yield
 
 

@@ -163,7 +163,8 @@ def _programs_of(wanted: Sequence[Wanted], mesh: DeviceMesh | None) -> dict[int,
 def _key_of(wanted: Wanted) -> Hashable:
     """Return a key that is equal for arrays that share a program; the id of the array where that cannot be known."""
     identity = identity_of(wanted.initial.draw) if isinstance(wanted.initial, Drawn) else None
-    device = jax.config.jax_default_device if wanted.sharding is None else None
+    config: Any = jax.config
+    device = config.jax_default_device if wanted.sharding is None else None
     key = (identity, wanted.shape, wanted.dtype, wanted.sharding, device)
     return id(wanted) if identity is None else key
 

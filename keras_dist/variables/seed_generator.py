@@ -49,7 +49,7 @@ class SeedGenerator(nnx.Module, KeySource):
             with in_trace_of(self):
                 first, key = _FirstState(self.seed), unseeded_key() if self.seed is None and is_tracing() else None
                 initial = first((2,), jnp.uint32, key) if is_tracing() else initial_of(first, "")
-                state = Key.of_layer(initial, (2,), jnp.dtype(jnp.uint32), "seed_generator_state", autocast=False)
+                state: Any = Key.of_layer(initial, (2,), jnp.dtype(jnp.uint32), "seed_generator_state", autocast=False)
                 state.set_metadata(tag="seed_generator_state")
                 self.seed_generator_state = state
         return self.seed_generator_state

@@ -153,8 +153,8 @@ class JaxLayer(Layer):
 
     def build(self, input_shape: PyTree) -> None:
         """Create a weight for each array of the initial parameters and state."""
-        draws = self._given is None
-        found: Any = jax.eval_shape(lambda: self._first_values(input_shape)) if draws else self._given()
+        draws, given = self._given is None, self._given or (lambda: None)
+        found: Any = jax.eval_shape(lambda: self._first_values(input_shape)) if draws else given()
         group, leaves = _Group(next_numbers()), 0
         for name, values, trainable in zip(("params", "state"), found, (True, False), strict=True):
             flat, treedef = jax.tree.flatten_with_path(values)
