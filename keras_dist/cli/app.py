@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from keras_dist import __version__
-from keras_dist.cli.commands import convert, devices, doctor, migrate, train
+from keras_dist.cli.commands import convert, devices, doctor, train
 from keras_dist.cli.demo import demo
 from keras_dist.cli.launch import LaunchCommand, launch
 from keras_dist.cli.planning import auto, check, explain, plan
@@ -106,6 +106,6 @@ def _add(act: Callable[..., int], **options: Any) -> None:
     app.command(act.__name__, **options)(command)
 
 
-for _act in (train, plan, auto, explain, check, devices, doctor, migrate, convert, demo):
+for _act in (train, plan, auto, explain, check, devices, doctor, convert, demo):
     _add(_act)
 _add(launch, cls=LaunchCommand, context_settings={"allow_interspersed_args": False})

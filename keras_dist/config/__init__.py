@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from keras_dist.config.layouts import PresetConfig as PresetConfig
     from keras_dist.config.layouts import Zero1Config as Zero1Config
     from keras_dist.config.loader import load as load
-    from keras_dist.config.migration import MigratedRule as MigratedRule
-    from keras_dist.config.migration import Migration as Migration
-    from keras_dist.config.migration import migrate_layout_map as migrate_layout_map
     from keras_dist.config.schema import CheckpointConfig as CheckpointConfig
     from keras_dist.config.schema import ClusterConfig as ClusterConfig
     from keras_dist.config.schema import Component as Component
@@ -67,7 +64,6 @@ _NAMES_IN = {
         "MeshConfig ModelParallelConfig PresetConfig Zero1Config"
     ),
     "keras_dist.config.loader": "load",
-    "keras_dist.config.migration": "MigratedRule Migration migrate_layout_map",
     "keras_dist.config.schema": (
         "CheckpointConfig ClusterConfig Component LoraConfig RunConfig SaveConfig TrainingConfig"
     ),

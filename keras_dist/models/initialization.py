@@ -120,13 +120,11 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     if before is not None:
         before.cell.leave()
 
-    def creation() -> None:
-        facts = facts_of_config("model", model)
-        check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts})
-        create_arrays(places, plan.mesh)
-
+    facts = functools.partial(facts_of_config, "model", model)
+    check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts()})
     plan_arrays(model, places, plan, seed)
-    cell = StateCell(graph, plan, places, f"model {model.name!r}", None if plan.mesh.is_abstract else creation)
+    creation = None if plan.mesh.is_abstract else functools.partial(create_arrays, places, plan.mesh)
+    cell = StateCell(graph, plan, places, f"model {model.name!r}", creation)
     session = BuiltModel(cell, None, distribution, seed, model, None, _compute_loss)
     session.settle_layers()
     settle(model, before, session)
@@ -142,13 +140,17 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def plan_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: LayoutPlan, seed: int) -> None:
-    """Number the variables of a module in Keras's order, and give those without arrays their shardings."""
+    """Number the variables of a module, and give those without arrays their shardings.
+
+    The order is that of their making, which is the same for all forms of a model.
+    """
     shardings = {
         id(place.holder): sharding for place, sharding in zip(places, jax.tree.leaves(plan.shardings), strict=True)
     }
+    variables = [variable for _, variable in walk(module) if isinstance(variable, Variable)]
     numbers: dict[int, int] = {}
-    for number, (_, variable) in enumerate(walk(module)):
-        if isinstance(variable, Variable) and variable.is_deferred and not variable.keepers:
+    for number, variable in enumerate(sorted(variables, key=lambda variable: variable.serial)):
+        if variable.is_deferred and not variable.keepers:
             initial = variable.initial
             if isinstance(initial, Drawn):
                 number = number if initial.group is None else numbers.setdefault(id(initial.group), number)
@@ -394,7 +396,8 @@ def change_weights(
         plan = session.distribution.plan_variables(graph.specs, graph.treedef)
         places = positions_of(session.model, graph.parts)
         plan_arrays(session.model, places, plan, int(seed))
-        create_arrays(places, plan.mesh)
+        if not plan.mesh.is_abstract:
+            create_arrays(places, plan.mesh)
     session.extend(graph, plan)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Self, TypeAlias
@@ -40,6 +41,9 @@ Layout: TypeAlias = TensorLayout | Sequence[str | tuple[str, ...] | None] | None
 
 Owners = tuple[Any, ...]
 """The layers around a weight, innermost first."""
+
+
+_serials = itertools.count(1)
 
 
 def is_trained_by(owners: Owners) -> bool:
@@ -81,7 +85,7 @@ class Variable(Lendable):
     Source: `keras.Variable`.
     """
 
-    __slots__ = ("_belonging", "_made_under")
+    __slots__ = ("_belonging", "_made_under", "_serial")
 
     is_parameter: ClassVar[bool] = False
     """Whether gradients train the variable, unless `trainable` of its layers is False."""
@@ -182,10 +186,16 @@ class Variable(Lendable):
         path = "/".join((*current_names(), name or "variable"))
         value = initial if is_value else jax.ShapeDtypeStruct(shape, dtype)
         variable._begin(value, path, name, layout=from_keras(layout), autocast=autocast)
+        object.__setattr__(variable, "_serial", next(_serials))
         if not is_value:
             variable.begin_with(initial)
             object.__setattr__(variable, "_made_under", current_distribution())
         return variable
+
+    @property
+    def serial(self) -> int:
+        """The number of the variable among those that layers of this process have made; 0 for others."""
+        return self._slot("_serial", 0)
 
     def create_alone(self) -> None:
         """Create the array of this variable alone, under the current distribution."""

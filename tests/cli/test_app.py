@@ -14,7 +14,7 @@ import keras_dist as kd
 from keras_dist import assembly, errors
 from tests import commands, forks
 
-COMMANDS = ["train", "plan", "auto", "explain", "check", "devices", "doctor", "migrate", "convert", "demo", "launch"]
+COMMANDS = ["train", "plan", "auto", "explain", "check", "devices", "doctor", "convert", "demo", "launch"]
 
 
 def python(*arguments, **env):
@@ -60,7 +60,7 @@ def test_each_command_has_help_and_debug(command, capsys):
     text = capsys.readouterr().out
     assert text.startswith(f"Usage: keras-dist {command} [OPTIONS]")
     assert "--debug" in text
-    assert ("--json" in text) == (command in ("plan", "auto", "explain", "check", "devices", "doctor", "migrate"))
+    assert ("--json" in text) == (command in ("plan", "auto", "explain", "check", "devices", "doctor"))
 
 
 @pytest.mark.multiprocess

@@ -94,14 +94,6 @@ def test_explain_says_which_rule_decides(config, capsys):
     assert commands.run("explain", "d1/kernal", config) == 2
 
 
-def test_rules_are_tried_on_the_model_of_a_config(config, capsys, tmp_path):
-    (tmp_path / "old.json").write_text('{"d.*kernel": ["-", "model"], "1/bias": ["model"], "e1": ["model"]}')
-    assert commands.run("migrate", tmp_path / "old.json", "--config", config) == 1
-    output, told = capsys.readouterr()
-    assert tomllib.loads(output)["distribution"]["layout"] == {"d.*kernel": ["-", "model"], ".*1/bias": ["model"]}
-    assert "rule 'e1' matches nothing" in told
-
-
 def test_plan_says_what_a_step_needs(config, capsys):
     assert commands.run("plan", config) == 0
     assert re.search(r"d1/kernel .*\(-, model\)", capsys.readouterr().out)

@@ -44,7 +44,6 @@ print("planned")
 COMMANDS = {
     "doctor": ["doctor", "."],
     "devices": ["devices", "--fake", "2"],
-    "migrate": ["migrate", "rules.json"],
     "convert": ["convert", "no.keras", "x"],
     "demo": ["demo", "--set", "training.steps_per_epoch=1", "--set", "training.epochs=1"],
     "launch": ["launch", "--processes", "1", "../join.py"],
@@ -60,7 +59,6 @@ def test_no_module_of_the_working_directory_runs(tmp_path):
     (folder / "step_1").mkdir(parents=True)
     for name in filter(str.isidentifier, NAMES | EXTRAS):
         (folder / f"{name}.py").write_text("print('RAN', __name__, flush=True)\nraise SystemExit('forged')\n")
-    (folder / "rules.json").write_text(json.dumps({".*kernel": [None, "model"]}))
     (folder / "no.keras").write_bytes(b"PK")
     (tmp_path / "join.py").write_text(JOIN)
     (tmp_path / "plans.py").write_text(PLANS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from keras_dist import distribution
 from keras_dist._support.arguments import argument_error
+from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.types import PyTreeDef
-from keras_dist.config.migration import migrate_layout_map
 from keras_dist.distribution import DeviceMesh, LayoutPlan, ModelParallel, TensorLayout
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
@@ -18,6 +19,9 @@ from keras_dist.dtensor.layout import Layout, Mesh
 from keras_dist.errors import LayoutError
 from keras_dist.models import Model
 
+_SEPARATOR = re.compile(r"\\\.|\[\.\]|(?<=[\w+)\]}])\.(?=[\w\\(])")
+"""A dot between names: `\\.`, `[.]`, or a dot that stands where names meet."""
+_SHOWN = 3
 _BATCH = "batch"  # the dim of the mesh over which DTensor programs shard the batch
 
 
@@ -193,13 +197,20 @@ def to_layout_map(
     strategy = ByLayoutMap(old_map)
     old = strategy.plan_variables(graph.specs, graph.treedef)
     specs = [spec for spec in graph.specs if spec.role in PLANNED_BY_RULE]
-    weights = {spec.path: spec.names for spec in specs if strategy.rule_of(spec) is not None}
-    others = [name for spec in specs if spec.path not in weights for name in spec.names]
-    outputs = ["/".join(filter(None, (path, "output"))) for path in graph.module_paths]
-    found = migrate_layout_map(old_map, "match", weights, ["input", *outputs, *others])
+    outputs = ("/".join(filter(None, (path, "output"))) for path in graph.module_paths)
+    others = [name for spec in specs if strategy.rule_of(spec) is None for name in spec.names]
+    names = {spec.path: spec.names for spec in specs if strategy.rule_of(spec) is not None}
+    names |= {name: (name,) for name in ("input", *outputs, *others)}
+    decided: dict[str, list[str]] = {rule: [] for rule in old_map}
+    for spec in specs:
+        if (rule := strategy.rule_of(spec)) is not None:
+            decided[rule].append(spec.path)
+    exact = {path for path in names if dotted(path) in old_map}
+    found = {rule: _equivalent_rules(rule, paths, names, exact) for rule, paths in decided.items()}
     rules = distribution.LayoutMap(old_map.mesh)
-    for rule, axes in found.layout.items():
-        rules[rule] = axes
+    for rule, new_rules in found.items():
+        for new_rule in new_rules:
+            rules[new_rule] = old_map.rule_layout(rule).axes
     for row in ModelParallel(rules).plan_variables(graph.specs, graph.treedef).rows:
         axes = old.row(row.path).axes
         if row.axes != axes:  # without a rule a statistic follows its parameter
@@ -211,5 +222,25 @@ def to_layout_map(
         fix = "write rules for the paths of model.layout_plan, and compare the two tables"
         raise LayoutError("the rules cannot be translated", given=given, fix=fix)
     if print_fn is not None:
-        print_fn(str(found))
+        print_fn("\n".join(_described(rule, found[rule], paths) for rule, paths in decided.items()))
     return rules
+
+
+def _equivalent_rules(
+    rule: str, paths: Sequence[str], names: Mapping[str, Sequence[str]], exact: Collection[str]
+) -> list[str]:
+    """Return one rule for whole paths that decides for these paths alone, else the paths themselves.
+
+    `names` are all names of each path that rules can match, `exact` the paths that are keys themselves.
+    """
+    if not {*paths} <= {*exact}:
+        for form in (text := _SEPARATOR.sub("/", rule), rule, f"{text}.*", f"{rule}.*"):
+            match = pattern(form).fullmatch
+            if {path for path, known in names.items() if any(map(match, known))} - {*exact} == {*paths} - {*exact}:
+                return [form]
+    return [*paths]
+
+
+def _described(rule: str, new: Sequence[str], paths: Sequence[str]) -> str:
+    shown = ", ".join(paths[:_SHOWN]) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+    return f"{rule!r} -> {', '.join(map(repr, new)) or 'left out'}; decides for {shown or 'nothing'}"
