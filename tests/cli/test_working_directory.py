@@ -1,7 +1,6 @@
 """The working directory is data: only commands that load a program of the user import from it."""
 
 import importlib.metadata
-import json
 import pathlib
 import subprocess
 import sys
