@@ -280,6 +280,8 @@ class Building:
         self._number_weight(variable)
         if self._runtime.made is not None:
             self._runtime.made.append((label, variable))
+        else:
+            variable.set_metadata(made_early=True)
         return variable
 
     def add_variable(

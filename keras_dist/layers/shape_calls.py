@@ -114,12 +114,21 @@ def built_by_original(build: Callable[..., None]) -> Callable[..., None]:
             return
         if not original._is_built and original._runtime.made is None:
             args, kwargs = jax.tree.map(_known, (args, kwargs))
-            with in_trace_of(original):
-                original._runtime.built_for_shapes = True
+            with building_for_shapes(original):
                 original.build(*args, **kwargs)
         follow(self, original)
 
     return redirected
+
+
+@contextlib.contextmanager
+def building_for_shapes(layer: Any) -> Iterator[None]:
+    """Context manager in which a layer builds itself, with its sublayers, because a call for shapes needs it."""
+    before = [one for one in layer._owners() if one._is_built]
+    with in_trace_of(layer):
+        yield
+    for one in layer._owners():
+        one._runtime.built_for_shapes |= one._is_built and not any(one is other for other in before)
 
 
 def _known(size: Any) -> Any:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from keras_dist._support.types import DTypeLike, PyTree
-from keras_dist._unstable.flax_internals import in_trace_of
 from keras_dist.errors import NotAvailableError
 from keras_dist.layers.call_arguments import call_parameters, called_with_shapes, tensor_arguments
-from keras_dist.layers.shape_calls import copy_for_shapes
+from keras_dist.layers.shape_calls import building_for_shapes, copy_for_shapes
 from keras_dist.symbolic import tensors
 from keras_dist.symbolic.shape_tracing import sizes_of_unknown
 from keras_dist.symbolic.tensors import KerasTensor, Node
@@ -29,8 +28,7 @@ def connect(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTr
     layer._runtime.nodes.append(node)
     is_model = hasattr(type(layer).build, "creates_weights")
     if not (layer._is_built or is_model or tensors.runs_on_host(layer) or layer._needs_no_building()):
-        layer._runtime.built_for_shapes = True  # its own method has returned the shapes
-        with in_trace_of(layer):
+        with building_for_shapes(layer):  # its own method has returned the shapes
             called_with_shapes(layer.build, tensor_arguments(call_parameters(type(layer)), args, kwargs, KerasTensor))
     return node.outputs
 

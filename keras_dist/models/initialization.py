@@ -38,7 +38,7 @@ from keras_dist.layers import Layer
 from keras_dist.layers.attributes import undone_on_error
 from keras_dist.layers.names import keras_paths
 from keras_dist.layers.shape_calls import copy_for_shapes
-from keras_dist.layers.weights import store_paths, walk
+from keras_dist.layers.weights import store_paths, walk, walk_owned
 from keras_dist.models.model_distribution import (
     distribution_now,
     distribution_of_layers,
@@ -56,7 +56,7 @@ from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 from keras_dist.variables import call_context
 from keras_dist.variables.initial_values import Drawn, Wanted, create
-from keras_dist.variables.variable import Variable
+from keras_dist.variables.variable import Owners, Variable
 
 if TYPE_CHECKING:
     from keras_dist.models.step_methods import StepMethods
@@ -189,10 +189,7 @@ def described_model(
     distribution = distribution_now(chosen)
     _check_inner_models(model, distribution, chosen)
     before = _built_before(model)
-    with shapes_only():
-        known = {
-            tree_paths.join(parts) for parts, variable in walk(model) if not getattr(variable, "is_deferred", False)
-        }
+    known = {tree_paths.join(parts) for parts, variable, owners in walk_owned(model) if _existed(variable, owners)}
     leaves, structure = jax.tree.flatten(arguments)
     tensors = [leaf for leaf in leaves if isinstance(leaf, KerasTensor)]
 
@@ -223,6 +220,12 @@ def described_model(
     graph = dataclasses.replace(graph, trained=TrainableFlags(model, graph.specs).flags())
     found = place_of(asked, chosen, graph)
     return _Described(graph, distribution if found is chosen else distribution_now(found), chosen is not None)
+
+
+def _existed(variable: nnx.Variable, owners: Owners) -> bool:
+    """Return whether a variable was made before its layer was called for shapes, as in a constructor."""
+    layer = owners[0] if owners else None
+    return variable.get_metadata("made_early", False) or not (layer and layer._runtime.built_for_shapes)
 
 
 def _tensors_by_name(model: StepMethods, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, PyTree]:
