@@ -31,6 +31,8 @@ _SCALARS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "float": ("a finite number", is_number),
     "str": ("a string", lambda value: isinstance(value, str)),
 }
+_INNER = ("build", "call", "gather")
+"""Methods that public ones call, in each step."""
 _explained_classes: set[type] = set()
 
 
@@ -62,7 +64,7 @@ def explain_functions(package: dict[str, Any]) -> None:
         module = getattr(found, "__module__", None) or ""
         if name.startswith("_") or not (module.startswith(package["__name__"]) or name in package.get("__all__", ())):
             continue
-        if inspect.isfunction(found):
+        if inspect.isfunction(found) and inspect.signature(found).parameters:
             package[name] = explained(found)
             setattr(sys.modules[module], found.__name__, package[name])
         elif inspect.isclass(found):
@@ -76,7 +78,7 @@ def explain_methods(cls: type[_Object]) -> type[_Object]:
         _explained_classes.add(owner)
         for name, member in [*vars(owner).items()] if is_new else []:
             is_public = name in ("__init__", "__call__") or not name.startswith(("_", "pop"))  # KeyError, as of a dict
-            is_public = is_public and name not in ("build", "call")  # which `__call__` calls
+            is_public = is_public and name not in _INNER
             if is_public and inspect.isfunction(member):
                 setattr(owner, name, explained(member))
             elif is_public and isinstance(member, classmethod):
