@@ -58,14 +58,14 @@ def explained(function: _Function) -> _Function:
     return explaining  # type: ignore[return-value]
 
 
-def explain_functions(package: dict[str, Any]) -> None:
-    """Apply `explained` to what a package exports, there and in the modules that define it."""
+def explain_functions(package: dict[str, Any], inside: Callable[[Any], Any] = lambda function: function) -> None:
+    """Apply `explained`, and first `inside`, to what a package exports, there and in the modules that define it."""
     for name, found in [*package.items()]:
         module = getattr(found, "__module__", None) or ""
         if name.startswith("_") or not (module.startswith(package["__name__"]) or name in package.get("__all__", ())):
             continue
         if inspect.isfunction(found) and inspect.signature(found).parameters:
-            package[name] = explained(found)
+            package[name] = explained(inside(found))
             setattr(sys.modules[module], found.__name__, package[name])
         elif inspect.isclass(found):
             explain_methods(found)

@@ -7,6 +7,7 @@ Source: names, arguments and defaults as in `keras.losses`.
 """
 
 from keras_dist._support.raw_errors import explain_functions
+from keras_dist._unstable.jax_internals import hides_mesh
 from keras_dist.losses.causal import CausalLM as CausalLM
 from keras_dist.losses.causal import causal_lm as causal_lm
 from keras_dist.losses.contrastive import Circle as Circle
@@ -61,5 +62,5 @@ from keras_dist.losses.segmentation import tversky as tversky
 from keras_dist.losses.sequence import CTC as CTC
 from keras_dist.losses.sequence import ctc as ctc
 
-explain_functions(vars())
+explain_functions(vars(), hides_mesh)
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -9,13 +9,11 @@ import jax.numpy as jnp
 
 from keras_dist._support.arguments import shapes
 from keras_dist._support.types import ArrayLike, DTypeLike
-from keras_dist._unstable.jax_internals import hides_mesh
 from keras_dist.errors import ModelError
 from keras_dist.losses.loss import FunctionLoss
 from keras_dist.losses.targets import as_arrays
 
 
-@hides_mesh
 def circle(
     y_true: ArrayLike,
     y_pred: ArrayLike,

@@ -4,6 +4,7 @@ Source: names, arguments and defaults as in `keras.metrics`.
 """
 
 from keras_dist._support.raw_errors import explain_functions
+from keras_dist._unstable.jax_internals import hides_mesh
 from keras_dist.losses.crossentropies import binary_crossentropy as binary_crossentropy
 from keras_dist.losses.crossentropies import binary_focal_crossentropy as binary_focal_crossentropy
 from keras_dist.losses.crossentropies import categorical_crossentropy as categorical_crossentropy
@@ -79,6 +80,6 @@ from keras_dist.metrics.scores import OneHotIoU as OneHotIoU
 from keras_dist.metrics.scores import OneHotMeanIoU as OneHotMeanIoU
 from keras_dist.metrics.scores import R2Score as R2Score
 
-explain_functions(vars())
+explain_functions(vars(), hides_mesh)
 _PACKAGES = (f"{__name__}.", "keras_dist.losses.")
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(_PACKAGES)]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -345,3 +345,17 @@ def test_arrays_placed_by_a_layout_are_computed_with_on_their_own_mesh(explicit)
         np.testing.assert_array_equal(placed + 1, X[:8] + 1)
     double = dtensor.function(lambda x: x * 2)
     assert double(placed).sharding == placed.sharding and explicit == jax.sharding.get_mesh()
+
+
+@pytest.mark.parametrize("function", [kd.losses.cosine_similarity, kd.metrics.mean_absolute_error], ids=str)
+def test_losses_and_metrics_take_labels_and_predictions_of_two_meshes(function):
+    rules = kd.LayoutMap(kd.DeviceMesh({"data": 2, "model": 4}))
+    rules[".*kernel"] = (None, "model")
+    with kd.ModelParallel(rules).scope():
+        model = kd.Sequential([kd.Input((WIDTH,)), kd.layers.Dense(8)])
+    x, y = X[:8], X[:8, :8]
+    expected = function(y, model(x))
+    mesh = jax.make_mesh((4, 2), ("rows", "columns"))
+    with jax.set_mesh(mesh):
+        found = function(jax.device_put(y, jax.sharding.NamedSharding(mesh, P("rows"))), model(x))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
