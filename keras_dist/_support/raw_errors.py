@@ -65,7 +65,7 @@ def explain_functions(package: dict[str, Any], inside: Callable[[Any], Any] = la
         if name.startswith("_") or not (module.startswith(package["__name__"]) or name in package.get("__all__", ())):
             continue
         if inspect.isfunction(found) and inspect.signature(found).parameters:
-            package[name] = explained(inside(found))
+            package[name] = found if hasattr(found, "is_explained") else explained(inside(found))
             setattr(sys.modules[module], found.__name__, package[name])
         elif inspect.isclass(found):
             explain_methods(found)
