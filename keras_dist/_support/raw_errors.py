@@ -37,10 +37,15 @@ _explained_classes: set[type] = set()
 
 
 @functools.cache
-def explained(function: _Function) -> _Function:
-    """Decorate a public function or method: raw errors for its arguments become errors that name them."""
+def explained(function: _Function, decorate: Callable[[Any], Any] | None = None) -> _Function:
+    """Decorate a public function or method: raw errors for its arguments become errors that name them.
+
+    `decorate` is applied first.
+    """
     if hasattr(function, "is_explained") or not function.__module__.startswith("keras_dist."):
         return function
+
+    function = function if decorate is None else decorate(function)
 
     @functools.wraps(function)
     def explaining(*args: Any, **kwargs: Any) -> Any:
@@ -58,14 +63,14 @@ def explained(function: _Function) -> _Function:
     return explaining  # type: ignore[return-value]
 
 
-def explain_functions(package: dict[str, Any], inside: Callable[[Any], Any] = lambda function: function) -> None:
-    """Apply `explained`, and first `inside`, to what a package exports, there and in the modules that define it."""
+def explain_functions(package: dict[str, Any], decorate: Callable[[Any], Any] | None = None) -> None:
+    """Apply `explained` to what a package exports, there and in the modules that define it."""
     for name, found in [*package.items()]:
         module = getattr(found, "__module__", None) or ""
         if name.startswith("_") or not (module.startswith(package["__name__"]) or name in package.get("__all__", ())):
             continue
         if inspect.isfunction(found) and inspect.signature(found).parameters:
-            package[name] = found if hasattr(found, "is_explained") else explained(inside(found))
+            package[name] = explained(found, decorate)
             setattr(sys.modules[module], found.__name__, package[name])
         elif inspect.isclass(found):
             explain_methods(found)

@@ -16,6 +16,7 @@ from keras_dist._support.arguments import argument_error, check_option, shapes
 from keras_dist._support.raw_errors import explained
 from keras_dist._support.signatures import keywords_taken, takes
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
+from keras_dist._unstable.jax_internals import hides_mesh
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.losses.targets import align_ranks, as_rows, from_numbers, is_array
 from keras_dist.losses.vocabulary import Projection
@@ -166,7 +167,7 @@ class FunctionLoss(Loss):
         super().__init_subclass__(**kwargs)
         if function is None:
             return
-        cls.function = staticmethod(explained(function))
+        cls.function = staticmethod(explained(function, hides_mesh))
         if "__init__" not in vars(cls):
 
             def __init__(

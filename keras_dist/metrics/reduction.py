@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from keras_dist._support import integer_checks
 from keras_dist._support.raw_errors import explained
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
+from keras_dist._unstable.jax_internals import hides_mesh
 from keras_dist.errors import ModelError
 from keras_dist.losses.targets import align_ranks
 from keras_dist.metrics.metric import Metric
@@ -132,7 +133,7 @@ class FunctionMetric(MeanMetricWrapper):
         super().__init_subclass__(**kwargs)
         if function is None:
             return
-        cls.function = staticmethod(explained(function))
+        cls.function = staticmethod(explained(function, hides_mesh))
         if "__init__" not in vars(cls):
 
             def __init__(
