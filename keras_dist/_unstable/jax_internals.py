@@ -135,6 +135,9 @@ def mesh_of_programs(owner: Any) -> jax.sharding.Mesh | None:
     return None
 
 
+_NEEDS_MESH = ("not under a mesh context", "mesh cannot be empty", "only refer to Auto axes", "passed to shard_map")
+
+
 def hides_mesh(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Decorate a function that users call: a mesh that they have set is hidden while it runs.
 
@@ -157,7 +160,7 @@ def hides_mesh(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
                 result = function(*args, **kwargs)
             return _map_arrays(_to_mesh_of_context, result) if is_explicit else result
         except ValueError as error:
-            if "not under a mesh context" not in str(error):
+            if not any(text in str(error) for text in _NEEDS_MESH):
                 raise
             what = "the module is written for a mesh with Explicit axes"
             fix = "kd.set_distribution(...) before the model is made, and jax.lax.with_sharding_constraint in it"

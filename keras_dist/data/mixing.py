@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import jax
 import numpy as np
 
 from keras_dist._support.arguments import argument_error, check_int, check_option, is_int, is_number
@@ -90,7 +91,7 @@ def _whole(weights: Any, names: list[str]) -> list[int]:
     given = [1] * len(names) if weights is None else weights
     if isinstance(weights, Mapping):
         given = [weights[name] for name in names] if {*weights} == {*names} else []
-    items = [*given] if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) else []
+    items = [*given] if isinstance(given, Sequence | np.ndarray | jax.Array) and not isinstance(given, str) else []
     if len(items) != len(names) or not all(is_number(one) and one > 0 for one in items):
         expected = f"a positive number for each source: {', '.join(names)}"
         raise argument_error("weights", weights, expected, example=(1,) * len(names), error=DataError)

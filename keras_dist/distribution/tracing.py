@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 _NEEDS_ROWS_THAT_DIVIDE = ("requires a non-empty mesh", "context mesh cannot be empty", "not evenly divisible")
 _NAMES_OTHER_AXES = ("is not found in mesh", "must refer to an axis marked as manual")
-_NEEDS_EXPLICIT_AXES = ("of type Auto or Manual",)
+_NEEDS_EXPLICIT_AXES = ("of type Auto or Manual", "only refer to Auto axes", "axis_types=(Explicit")
 
 _traced: ContextVar[Distribution | None] = ContextVar("keras_dist_traced_in", default=None)
 _kernels: ContextVar[dict[str, None] | None] = ContextVar("keras_dist_kernels", default=None)
@@ -99,7 +99,8 @@ def traced_in(
         elif _contains(said, _NEEDS_EXPLICIT_AXES):
             what = "the module is written for a mesh with Explicit axes"
             expected = "specs for Auto axes, as in a DeviceMesh"
-            fix = "use jax.lax.with_sharding_constraint, or leave the specs out and write rules '<path>/output'"
+            fix = "jax.lax.with_sharding_constraint(x, PartitionSpec(...)), or shard_map without `mesh`, on the mesh "
+            fix += "of the model; or leave the specs out and write rules '<path>/output'"
         else:
             raise
         raise ModelError(what, given=given, expected=expected, fix=fix) from error

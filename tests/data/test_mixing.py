@@ -7,6 +7,7 @@ from typing import Any
 import grain
 import hypothesis
 import hypothesis.strategies as st
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -165,3 +166,9 @@ def test_weights_of_any_proportion_are_rounded_together():
     np.testing.assert_allclose(counts / counts.sum(), sizes / sizes.sum(), atol=2e-6)
     mixed = mix({"a": range(10), "b": range(1_000_000)}, weights=(6e-5, 1))
     assert mixed.counts["b"] / mixed.counts["a"] == pytest.approx(1 / 6e-5, rel=0.1)
+
+
+def test_weights_are_an_array_of_numpy_or_jax():
+    sources = {"a": [1, 2, 3], "b": [10, 20, 30]}
+    for weights in (np.array([1.0, 2.0]), jnp.array([1.0, 2.0])):
+        assert mix(sources, weights).counts == mix(sources, (1, 2)).counts

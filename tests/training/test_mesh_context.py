@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.interpreters import pxla
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import keras_dist as kd
@@ -244,13 +245,20 @@ def test_layers_use_an_equal_mesh_with_auto_axes():
         assert Layer()(X[:8]).sharding.spec == P("data", "model")
 
 
-@pytest.mark.parametrize("specs", ["reshard", "out_sharding"])
+SPECS_FOR_EXPLICIT_AXES = {
+    "reshard": lambda x, mesh, spec: jax.sharding.reshard(x, spec),
+    "out_sharding": lambda x, mesh, spec: jnp.einsum("ij,kj->ik", x, x, out_sharding=spec),
+    "out_sharding, mesh": lambda x, mesh, spec: jnp.dot(x, x.T, out_sharding=NamedSharding(mesh, spec)),
+    "constraint, mesh": lambda x, mesh, spec: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec)),
+    "shard_map, mesh": lambda x, mesh, spec: jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)(x),
+}
+
+
+@pytest.mark.parametrize("specs", SPECS_FOR_EXPLICIT_AXES)
 def test_layers_for_explicit_axes_without_a_distribution(explicit, specs):
     class Layer(kd.Layer):
         def call(self, inputs):
-            if specs == "reshard":
-                return jax.sharding.reshard(inputs, P(*explicit.axis_names))
-            return jnp.einsum("ij,kj->ik", inputs, inputs, out_sharding=P(*explicit.axis_names))
+            return SPECS_FOR_EXPLICIT_AXES[specs](inputs, explicit, P(*explicit.axis_names))
 
     with pytest.raises(ModelError, match="is written for a mesh with Explicit axes"):
         kd.Sequential([kd.Input((WIDTH,), batch_size=8), Layer()])
