@@ -125,7 +125,7 @@ class SequenceReader:
         check_fits(array, "the sequence")
         if self.loss_mask is not None:
             weights = _as_array(to_host(self._entry(example, self.loss_mask)))
-            if weights.dtype.kind in "OSUcmM" or weights.shape != array.shape or not np.isfinite(weights).all():
+            if weights.dtype.kind in "OSUcmM" or weights.shape != array.shape or not _is_finite(weights):
                 given = f"{weights.dtype} of shape {weights.shape} for {len(array)} tokens"
                 fix = "give each token of an example a weight, for example 0 or 1"
                 raise DataError(f"{self.loss_mask!r} must have a finite number for each token", given=given, fix=fix)
@@ -251,3 +251,9 @@ def best_fit(sizes: list[int], length: int) -> np.ndarray:
         if left:
             with_space[left].append(row)
     return rows
+
+
+def _is_finite(weights: np.ndarray) -> bool:
+    """Return whether all numbers are finite as float32."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(weights.astype(np.float32)).all())

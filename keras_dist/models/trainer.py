@@ -181,7 +181,7 @@ class Trainer(CompileMethods):
 
         Raises:
             ModelError: the model is not compiled with a loss, or an argument cannot be used.
-            DistributionError: the current distribution is not the distribution of the model.
+            DistributionError: the model is on one device, and the current distribution is another one.
             DataError: the data cannot be batched.
 
         Differs from Keras: `seed`.
@@ -231,7 +231,7 @@ class Trainer(CompileMethods):
 
         Raises:
             ModelError: an output has neither rows nor one shape in all batches, or an argument cannot be used.
-            DistributionError: the current distribution is not the distribution of the model.
+            DistributionError: the model is on one device, and the current distribution is another one.
             DataError: the data cannot be batched.
 
         Example:
@@ -283,7 +283,7 @@ class Trainer(CompileMethods):
 
         Raises:
             ModelError: the model is not compiled.
-            DistributionError: the current distribution is not the distribution of the model.
+            DistributionError: the model is on one device, and the current distribution is another one.
             DataError: the rows cannot be batched.
 
         Differs from Keras: values are for this batch, not means since the last `reset_metrics`.

@@ -113,7 +113,10 @@ def load(
     asked, options = current_distribution(), {"dtype": dtype, "scan": scan, "remat": remat}
     file = _file_in(folder)
     names = TensorReader("load", file).shapes
-
+    if config.num_layers > len(names):
+        summary = f"{str(folder)!r}: the files have fewer arrays than config.json has layers"
+        given = f"{len(names)} arrays for {config.num_layers} layers"
+        raise ModelError(summary, given=given, fix="check that all was copied whole")
     if asked is not None and asked.is_searched:
         asked, is_short = _found(asked, config, options)
         options["remat"] = remat or is_short

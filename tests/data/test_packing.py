@@ -220,6 +220,7 @@ def _packing(state: Any) -> Any:
         (([{"ids": [1]}], 8), "no key 'tokens'(.|\n)*pack\\(tokens=...\\)"),
         (([{"tokens": [1]}], 8, {"loss_mask": "mask"}), "no key 'mask'"),
         (([{"tokens": [1], "mask": [1, 0]}], 8, {"loss_mask": "mask"}), "a finite number for each token"),
+        (([{"tokens": [1, 2], "mask": [1, 1e39]}], 8, {"loss_mask": "mask"}), "a finite number for each token"),
     ],
 )
 def test_mistakes(arguments, words):
