@@ -283,7 +283,7 @@ class Trainer(CompileMethods):
 
         Raises:
             ModelError: the model is not compiled.
-            DistributionError: the model is on one device, and the current distribution is another one.
+            DistributionError: the current distribution is not the distribution of the model.
             DataError: the rows cannot be batched.
 
         Differs from Keras: values are for this batch, not means since the last `reset_metrics`.
