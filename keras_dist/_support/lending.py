@@ -131,6 +131,13 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
         """Set what the array is created from."""
         object.__setattr__(self, "_initial", initial)
 
+    def keep_created(self, array: Any, initial: Any) -> None:
+        """Set the array that was created from `initial`, unless a value was set meanwhile; forget the initial value."""
+        with switching:
+            if self.is_deferred and self.initial is initial:
+                self.keep(array)
+                self.begin_with(None)
+
     @property
     def is_deferred(self) -> bool:
         """Whether the array does not exist yet."""

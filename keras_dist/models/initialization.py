@@ -20,7 +20,7 @@ from flax import nnx
 
 from keras_dist import random
 from keras_dist._support import tree_paths
-from keras_dist._support.lending import Lendable, shapes_only
+from keras_dist._support.lending import Lendable, shapes_only, switching
 from keras_dist._support.signatures import keywords_taken
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import in_trace_of, raw_value
@@ -160,13 +160,16 @@ def plan_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: Layou
 def create_arrays(places: Sequence[ArrayPosition], mesh: DeviceMesh) -> None:
     """Create the arrays of the variables at these places that have none."""
     found = (place.lendable for place in places)
-    deferred = [variable for variable in found if isinstance(variable, Variable) and variable.is_deferred]
-    shapes = [raw_value.__get__(variable) for variable in deferred]
-    wanted = [
-        Wanted(one.initial, raw.shape, raw.dtype, raw.sharding) for one, raw in zip(deferred, shapes, strict=True)
-    ]
-    for variable, array in zip(deferred, create(wanted, mesh), strict=True):
-        variable.keep(array)
+    with switching:
+        variables = [variable for variable in found if isinstance(variable, Variable) and variable.is_deferred]
+        shapes = [raw_value.__get__(variable) for variable in variables]
+        wanted = [
+            Wanted(one.initial, raw.shape, raw.dtype, raw.sharding) for one, raw in zip(variables, shapes, strict=True)
+        ]
+    for variable, one, array in zip(variables, wanted, create(wanted, mesh), strict=True):
+        variable.keep_created(array, one.initial)
+        if variable.is_deferred:  # another thread has set a value meanwhile
+            variable.create_alone()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -156,6 +156,7 @@ class BorrowedArrays(Keeper):
         ]
         for index in deferred:
             self._at[index].keep(arrays[index])
+            self._at[index].lendable.begin_with(None)
         arrays = {index: array for index, array in arrays.items() if index not in deferred}
         if not arrays:
             return

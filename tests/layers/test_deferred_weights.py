@@ -1,6 +1,7 @@
 """Weights between the first call of a layer on symbolic tensors and its model: variables without arrays."""
 
 import copy
+import threading
 from typing import Any
 
 import jax
@@ -244,3 +245,31 @@ def test_a_model_of_a_module_may_be_an_attribute_of_a_layer():
     model.compile("sgd", "mse")
     x = np.ones((8, 4), "float32")
     model.fit(x, teacher.predict(x, verbose=0), verbose=0)
+
+
+@pytest.mark.parametrize("is_in_model", [False, True])
+def test_values_that_a_thread_sets_while_arrays_are_created_are_kept(is_in_model):
+    def ones(shape, dtype):
+        setter = threading.Thread(target=lambda: [weight.assign(np.full(weight.shape, 7)) for weight in dense.weights])
+        setter.start()
+        setter.join(10)
+        return np.ones(shape, dtype)
+
+    dense = layers.Dense(3, kernel_initializer=ones)
+    inputs, outputs = called(dense)
+    model = kd.Model(inputs, outputs) if is_in_model else None
+    np.testing.assert_array_equal(dense.kernel, np.full((4, 3), 7))
+    np.testing.assert_array_equal(dense.bias, np.full(3, 7))
+    assert all(weight.initial is None for weight in dense.weights)  # no second copy of the values is held
+    del model
+
+
+@pytest.mark.parametrize("is_in_model", [False, True])
+def test_arrays_that_are_assigned_before_creation_stay_the_users(is_in_model):
+    dense = layers.Dense(3)
+    inputs, outputs = called(dense)
+    model = kd.Model(inputs, outputs) if is_in_model else dense
+    value = jnp.full((4, 3), 2, "float32")
+    dense.kernel.assign(value)
+    value.delete()  # as donation does
+    np.testing.assert_array_equal(model.get_weights()[0], np.full((4, 3), 2))
