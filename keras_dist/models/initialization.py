@@ -121,7 +121,10 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
         before.cell.leave()
 
     def creation() -> None:
-        facts = facts_of_config("model", model)
+        initial = (getattr(place.lendable, "initial", None) for place in places)
+        # copies of layers whose values were read outside of models have seeds of the process
+        seeds = sorted({one.numbers[0] for one in initial if isinstance(one, Drawn)})
+        facts = {**facts_of_config("model", model), "seeds of weights": seeds}
         check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts})
         create_arrays(places, plan.mesh)
 
@@ -152,7 +155,7 @@ def plan_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: Layou
             initial = variable.initial
             if isinstance(initial, Drawn):
                 number = number if initial.group is None else numbers.setdefault(id(initial.group), number)
-                variable.begin_with(dataclasses.replace(initial, numbers=(seed, number)))
+                variable.begin_with(initial.numbered((seed, number)))
             raw = raw_value.__get__(variable)
             variable.keep(jax.ShapeDtypeStruct(raw.shape, raw.dtype, sharding=shardings[id(variable)]))
 

@@ -30,7 +30,7 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import DistributionError, ModelError, shorten, with_type
 from keras_dist.variables import call_context
-from keras_dist.variables.initial_values import Given, InitialValue, Wanted, check_initial_value, create
+from keras_dist.variables.initial_values import Drawn, Given, InitialValue, Wanted, check_initial_value, create
 
 Identifier: TypeAlias = str | Mapping[str, Any] | Callable[..., Any] | None
 """The name of an object, its config, or the object itself."""
@@ -198,7 +198,8 @@ class Variable(Lendable):
         if is_abstract(sharding):  # in planning
             return
         while (initial := self.initial) is not None and self.is_deferred:  # again, if a thread sets a value meanwhile
-            (value,) = create([Wanted(initial, raw.shape, raw.dtype, sharding)])
+            numbered = initial.numbered(initial.numbers) if isinstance(initial, Drawn) else initial
+            (value,) = create([Wanted(numbered, raw.shape, raw.dtype, sharding)])
             self.keep_created(value, initial)
 
     def _layout_as_distributed(self) -> TensorLayout | None:
