@@ -155,8 +155,9 @@ class BorrowedArrays(Keeper):
             index for index in arrays if index in self._at and getattr(self._at[index].lendable, "is_deferred", False)
         ]
         for index in deferred:
-            self._at[index].keep(arrays[index])
-            self._at[index].lendable.begin_with(None)
+            variable: Any = self._at[index].lendable
+            variable.keep(arrays[index])
+            variable.begin_with(None)
         arrays = {index: array for index, array in arrays.items() if index not in deferred}
         if not arrays:
             return
