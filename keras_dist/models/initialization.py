@@ -120,12 +120,18 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     if before is not None:
         before.cell.leave()
 
+    def origin(place: ArrayPosition) -> str:
+        initial = getattr(place.lendable, "initial", None)
+        if not isinstance(initial, Drawn):
+            return "set or read before"
+        return "drawn" if initial.numbers[0] == seed else f"drawn from seed {initial.numbers[0]}"  # of a copied layer
+
+    def origins() -> dict[str, str]:
+        return {f"initial value of {row.path!r}": origin(at) for row, at in zip(plan.rows, places, strict=True)}
+
     def creation() -> None:
-        initial = (getattr(place.lendable, "initial", None) for place in places)
-        # copies of layers whose values were read outside of models have seeds of the process
-        seeds = sorted({one.numbers[0] for one in initial if isinstance(one, Drawn)})
-        facts = {**facts_of_config("model", model), "seeds of weights": seeds}
-        check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts})
+        facts = facts_of_config("model", model)
+        check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts, **origins()})
         create_arrays(places, plan.mesh)
 
     plan_arrays(model, places, plan, seed)
