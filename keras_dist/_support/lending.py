@@ -96,7 +96,7 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
 
     __slots__ = ("_borrower", "_initial", "_is_own", "_keepers", "_mesh")
 
-    create_alone: Callable[[], None]  # creates the array of a deferred variable that is in no model
+    create_alone: Callable[[], None]  # creates the array of a deferred variable, and no other
 
     def _read_raw(self) -> Any:
         self._have_array()
@@ -131,6 +131,18 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
         """Set what the array is created from."""
         object.__setattr__(self, "_initial", initial)
 
+    def begin_as(self, other: Lendable) -> None:
+        """Begin with the value that another variable without an array begins with, whoever is in use first."""
+        other.begin_with(other.initial.shared(is_planned=other._slot("_mesh", None) is not None))
+        self.begin_with(other.initial)
+
+    def keep_created(self, array: Any, initial: Any) -> None:
+        """Set the array that was created from `initial`, unless a value was set meanwhile; forget the initial value."""
+        with switching:
+            if self.is_deferred and self.initial is initial:
+                self.keep(array)
+                self.begin_with(None)
+
     @property
     def is_deferred(self) -> bool:
         """Whether the array does not exist yet."""
@@ -140,8 +152,10 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
     def _have_array(self) -> None:
         is_shape = type(flax_internals.raw_value.__get__(self)) is jax.ShapeDtypeStruct
         if is_shape and self.is_deferred and not _reads_shapes.get():
-            keepers = self.keepers
-            keepers[0].create() if keepers else self.create_alone()
+            for keeper in self.keepers[:1]:
+                keeper.create()
+            if self.is_deferred:  # it is in no model, or an initializer reads it while its model creates arrays
+                self.create_alone()
 
     @property
     def borrower(self) -> Borrower | None:
@@ -233,7 +247,7 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
             value = raw if is_deferred else jnp.array(self.current(), copy=True)
             memo[id(self)] = type(self).from_metadata(value, dict(self.get_metadata()))
             if is_deferred:
-                memo[id(self)].begin_with(self.initial)
+                memo[id(self)].begin_as(self)
         return memo[id(self)]
 
     # Required by `Operators`

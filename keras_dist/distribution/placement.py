@@ -100,6 +100,13 @@ def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a
     return jax.block_until_ready(copied) if isinstance(value, np.ndarray) else copied  # which reads the caller's memory
 
 
+def place_constant(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Return a value that every process has anyhow, with `sharding`; a process does not wait for the others."""
+    if is_abstract(sharding):
+        return place_copy(value, sharding)
+    return _copier(sharding)(jax.make_array_from_callback(value.shape, sharding, lambda index: value[index]))
+
+
 def copied_by_jax(array: np.ndarray) -> np.ndarray:
     """Return an array of the host, the argument itself if possible, that JAX copies to a device.
 

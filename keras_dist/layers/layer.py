@@ -353,7 +353,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
             copied = super().__deepcopy__(memo)
         for (_, ours), (_, theirs) in zip(walk(self), walk(copied), strict=True):
             if isinstance(ours, Variable) and ours.is_deferred:
-                theirs.begin_with(ours.initial)
+                theirs.begin_as(ours)
         restore_order(copied, attribute_order(self))
         return self._pass_arguments(copied)
 

@@ -20,7 +20,7 @@ from flax import nnx
 
 from keras_dist import random
 from keras_dist._support import tree_paths
-from keras_dist._support.lending import Lendable, shapes_only
+from keras_dist._support.lending import Lendable, shapes_only, switching
 from keras_dist._support.signatures import keywords_taken
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import in_trace_of, raw_value
@@ -120,11 +120,22 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     if before is not None:
         before.cell.leave()
 
-    facts = functools.partial(facts_of_config, "model", model)
-    check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts()})
+    def origin(place: ArrayPosition) -> str:
+        initial = getattr(place.lendable, "initial", None)
+        if not isinstance(initial, Drawn):
+            return "set or read before"
+        return "drawn" if initial.numbers[0] == seed else f"drawn from seed {initial.numbers[0]}"  # of a copied layer
+
+    def origins() -> dict[str, str]:
+        return {f"initial value of {row.path!r}": origin(at) for row, at in zip(plan.rows, places, strict=True)}
+
+    def creation() -> None:
+        facts = facts_of_config("model", model)
+        check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts, **origins()})
+        create_arrays(places, plan.mesh)
+
     plan_arrays(model, places, plan, seed)
-    creation = None if plan.mesh.is_abstract else functools.partial(create_arrays, places, plan.mesh)
-    cell = StateCell(graph, plan, places, f"model {model.name!r}", creation)
+    cell = StateCell(graph, plan, places, f"model {model.name!r}", None if plan.mesh.is_abstract else creation)
     session = BuiltModel(cell, None, distribution, seed, model, None, _compute_loss)
     session.settle_layers()
     settle(model, before, session)
@@ -154,7 +165,7 @@ def plan_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: Layou
             initial = variable.initial
             if isinstance(initial, Drawn):
                 number = number if initial.group is None else numbers.setdefault(id(initial.group), number)
-                variable.begin_with(dataclasses.replace(initial, numbers=(seed, number)))
+                variable.begin_with(initial.numbered((seed, number)))
             raw = raw_value.__get__(variable)
             variable.keep(jax.ShapeDtypeStruct(raw.shape, raw.dtype, sharding=shardings[id(variable)]))
 
@@ -162,13 +173,16 @@ def plan_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: Layou
 def create_arrays(places: Sequence[ArrayPosition], mesh: DeviceMesh) -> None:
     """Create the arrays of the variables at these places that have none."""
     found = (place.lendable for place in places)
-    deferred = [variable for variable in found if isinstance(variable, Variable) and variable.is_deferred]
-    shapes = [raw_value.__get__(variable) for variable in deferred]
-    wanted = [
-        Wanted(one.initial, raw.shape, raw.dtype, raw.sharding) for one, raw in zip(deferred, shapes, strict=True)
-    ]
-    for variable, array in zip(deferred, create(wanted, mesh), strict=True):
-        variable.keep(array)
+    with switching:
+        variables = [variable for variable in found if isinstance(variable, Variable) and variable.is_deferred]
+        shapes = [raw_value.__get__(variable) for variable in variables]
+        wanted = [
+            Wanted(one.initial, raw.shape, raw.dtype, raw.sharding) for one, raw in zip(variables, shapes, strict=True)
+        ]
+    for variable, one, array in zip(variables, wanted, create(wanted, mesh), strict=True):
+        variable.keep_created(array, one.initial)
+        if variable.is_deferred:  # another thread has set a value meanwhile
+            variable.create_alone()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

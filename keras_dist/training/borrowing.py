@@ -18,7 +18,7 @@ from keras_dist._support.types import ArrayLike
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.distribution.layout import TensorLayout, layout_on
 from keras_dist.distribution.mesh import DeviceMesh
-from keras_dist.distribution.placement import host_copy, place_copy
+from keras_dist.distribution.placement import host_copy, place_constant, place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.errors import ModelError
 from keras_dist.training.graph import ArrayPosition, ModuleGraph
@@ -57,7 +57,7 @@ class BorrowedArrays(Keeper):
         self._slot_of: dict[int, int] = {}
         self._have(places)
         self.state_plan = self._plan_of_state({})
-        self._begin(place_copy(np.zeros((), np.int32), self.state_plan.shardings.step))
+        self._begin(place_constant(np.zeros((), np.int32), self.state_plan.shardings.step))
 
     def name_of(self, other: BorrowedArrays) -> str:
         """Return the name of another model, which may be the same as of this one."""
@@ -155,7 +155,9 @@ class BorrowedArrays(Keeper):
             index for index in arrays if index in self._at and getattr(self._at[index].lendable, "is_deferred", False)
         ]
         for index in deferred:
-            self._at[index].keep(arrays[index])
+            variable: Any = self._at[index].lendable
+            variable.keep(arrays[index])
+            variable.begin_with(None)
         arrays = {index: array for index, array in arrays.items() if index not in deferred}
         if not arrays:
             return

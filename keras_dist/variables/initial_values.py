@@ -36,6 +36,13 @@ _CPU_OPTIONS = {"xla_backend_optimization_level": 1}
 between meshes (seen with jax 0.12). Level 1 is as fast here."""
 
 
+@dataclasses.dataclass(eq=False)
+class Copies:
+    """Variables that begin with one value, as a layer and its deep copies do: the first one in use has the numbers."""
+
+    numbers: tuple[int, int] | None = None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Drawn:
     """The output of an initializer.
@@ -45,12 +52,25 @@ class Drawn:
         label: names the variable in errors.
         numbers: the seed and the number of its key: of the model, or of the process for a variable outside of models.
         group: variables that one call initializes have the number of the first of them.
+        copies: variables that have the same numbers in all models.
     """
 
     draw: Callable[..., Any]
     label: str
     numbers: tuple[int, int]
     group: Any = None
+    copies: Copies | None = None
+
+    def numbered(self, numbers: tuple[int, int]) -> Drawn:
+        """Return the initial value with these numbers, or with those that a copy has already."""
+        if self.copies is not None:
+            numbers = self.copies.numbers = self.copies.numbers or numbers
+        return dataclasses.replace(self, numbers=numbers)
+
+    def shared(self, is_planned: bool) -> Drawn:
+        """Return the initial value for this variable and a copy of it, given whether the numbers are of a model."""
+        copies = self.copies or Copies(self.numbers if is_planned else None)
+        return dataclasses.replace(self, copies=copies)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,6 +78,11 @@ class Given:
     """An array, which is copied."""
 
     value: ArrayLike
+
+    def shared(self, is_planned: bool) -> Given:
+        """Return the initial value for this variable and a copy of it."""
+        del is_planned
+        return self
 
 
 InitialValue = Drawn | Given
@@ -143,7 +168,9 @@ def _copied(value: ArrayLike, wanted: Wanted) -> jax.Array:
 def _programs_of(wanted: Sequence[Wanted], mesh: DeviceMesh | None) -> dict[int, jax.stages.Compiled]:
     """Return the program for each array by id; those of jobs are compiled anew: all processes must do the same."""
     keys = {id(one): _key_of(one) for one in wanted}
-    first = {keys[id(one)]: one for one in reversed(wanted)}
+    first: dict[Hashable, Wanted] = {}
+    for one in wanted:  # in order: initializers of users may have a state
+        first.setdefault(keys[id(one)], one)
     is_job = mesh is not None and is_shared(mesh)
     with _lock:
         known = {} if is_job else {key: _programs[key] for key in first if key in _programs}
@@ -174,7 +201,11 @@ def _lowered(wanted: Wanted) -> jax.stages.Lowered:
 
     def drawn(seed: jax.Array, number: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.key(seed), number)
-        value = initial.draw(wanted.shape, wanted.dtype, key=key)
+        try:
+            value = initial.draw(wanted.shape, wanted.dtype, key=key)
+        except Exception as error:
+            error.add_note(f"in the initializer of {initial.label}")
+            raise
         check_initial_value(value, wanted.shape, initial.label, initial.draw)
         return jnp.asarray(value, wanted.dtype)
 

@@ -17,12 +17,12 @@ from keras_dist import initializers, random
 from keras_dist._support.arguments import is_int
 from keras_dist._support.array_operators import Operators, native, value_of
 from keras_dist._support.integer_checks import check_fits
-from keras_dist._support.lending import Lendable, shapes_only
+from keras_dist._support.lending import Lendable, shapes_only, switching
 from keras_dist._support.stateless_scope import current_names, current_scope, trace_error
 from keras_dist._support.types import ArrayLike, DTypeLike, Shape
 from keras_dist._unstable import flax_internals
 from keras_dist._unstable.flax_internals import TraceError
-from keras_dist._unstable.jax_internals import hide_mesh_in, is_traced
+from keras_dist._unstable.jax_internals import hide_mesh_in, is_traced, outside_of_traces
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout, from_keras, layout_on
 from keras_dist.distribution.placement import distribute_tensor, is_abstract, place_copy
@@ -31,7 +31,7 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import DistributionError, ModelError, shorten, with_type
 from keras_dist.variables import call_context
-from keras_dist.variables.initial_values import Given, InitialValue, Wanted, check_initial_value, create
+from keras_dist.variables.initial_values import Drawn, Given, InitialValue, Wanted, check_initial_value, create
 
 Identifier: TypeAlias = str | Mapping[str, Any] | Callable[..., Any] | None
 """The name of an object, its config, or the object itself."""
@@ -198,16 +198,19 @@ class Variable(Lendable):
         return self._slot("_serial", 0)
 
     def create_alone(self) -> None:
-        """Create the array of this variable alone, under the current distribution."""
+        """Create the array of this variable alone, as the plan of its model says, or the current distribution."""
         check_not_forked()
         for owner in self._owners:
             owner.check_may_create()
-        raw, layout = flax_internals.raw_value.__get__(self), self._layout_as_distributed()
+        raw = flax_internals.raw_value.__get__(self)
+        layout = None if self.keepers else self._layout_as_distributed()
         sharding = raw.sharding if layout is None else layout.backend_layout
         if is_abstract(sharding):  # in planning
             return
-        (value,) = create([Wanted(self.initial, raw.shape, raw.dtype, sharding)])
-        self.keep(value)
+        while (initial := self.initial) is not None and self.is_deferred:  # again, if a thread sets a value meanwhile
+            numbered = initial.numbered(initial.numbers) if isinstance(initial, Drawn) else initial
+            (value,) = create([Wanted(numbered, raw.shape, raw.dtype, sharding)])
+            self.keep_created(value, initial)
 
     def _layout_as_distributed(self) -> TensorLayout | None:
         """Return the layout that the current distribution assigns to the path; in a model the plan does so."""
@@ -357,8 +360,12 @@ class Variable(Lendable):
 
     def _write_own(self, value: ArrayLike) -> jax.Array:
         if self.is_deferred and not is_traced(value):
-            self.begin_with(Given(np.array(value) if isinstance(value, np.ndarray) else value))
-            return self._cast(jnp.asarray(value, self._own_dtype))
+            with outside_of_traces():
+                given = Given(np.array(value) if isinstance(value, np.ndarray) else jnp.array(value, copy=True))
+            with switching:
+                if self.is_deferred:  # no thread has created the array meanwhile
+                    self.begin_with(given)
+                    return self._cast(jnp.asarray(value, self._own_dtype))
         before = self.peek()
         is_placed = not any(map(is_traced, (before, value))) and isinstance(before.sharding, jax.sharding.NamedSharding)
         name = f"variable {self.path!r}"

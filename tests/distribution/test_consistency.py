@@ -5,6 +5,7 @@ import pytest
 from tests.processes import run
 
 PROGRAM = """
+import copy
 import jax.numpy as jnp
 from flax import nnx
 import keras_dist as kd
@@ -17,7 +18,7 @@ X, Y = np.ones((16, 3), "f4"), np.zeros((16, 1), "i4")
 def made(units=2, seed=0, **options):
     kd.set_random_seed(seed)
     model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(units, **options)])
-    model.build()
+    model.get_weights()  # creates them
     return model
 
 
@@ -32,11 +33,32 @@ def differ(told, run, *arguments, both=None, **other):
 """
 
 WEIGHTS = """
+if process == 0:  # what needs no arrays
+    model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(2)])
+    model.summary(print_fn=repr)
+    repr(model.weights)
+
 differ("weight 'dense/kernel': float32[3, 2] laid out (None, None) in process 0 but float32[3, 3]", made, units=3)
 differ("seed: 0 in process 0 but 1 in process 1", made, seed=1)
 made_with = lambda name="relu": made(activation=name)
 differ("model['config']['layers'][1]['config']['activation']: 'relu' in process 0 but 'tanh'", made_with, name="tanh")
 differ("['kernel_initializer']: 'glorot_uniform' in process 0 but 'ones'", made, kernel_initializer="ones")
+
+
+def made_of_layers(seed=0, looks=False, copies=True):
+    kd.set_random_seed(seed)
+    dense = kd.layers.Dense(2)
+    dense.build((None, 3))
+    layer = copy.deepcopy(dense) if copies else dense
+    if looks:
+        np.array(dense.kernel)
+    kd.set_random_seed(0)
+    return kd.Sequential([kd.Input((3,)), layer]).get_weights()
+
+
+told = "initial value of 'dense/kernel': drawn in process 0 but "
+differ(told + "set or read before", made_of_layers, looks=True, both={"copies": False})
+differ(told + "drawn from seed 1", made_of_layers, seed=1, looks=True)
 
 
 class Users(kd.Model):

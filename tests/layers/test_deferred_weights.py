@@ -1,6 +1,7 @@
 """Weights between the first call of a layer on symbolic tensors and its model: variables without arrays."""
 
 import copy
+import threading
 from typing import Any
 
 import jax
@@ -244,3 +245,84 @@ def test_a_model_of_a_module_may_be_an_attribute_of_a_layer():
     model.compile("sgd", "mse")
     x = np.ones((8, 4), "float32")
     model.fit(x, teacher.predict(x, verbose=0), verbose=0)
+
+
+@pytest.mark.parametrize("is_in_model", [False, True])
+def test_values_that_a_thread_sets_while_arrays_are_created_are_kept(is_in_model):
+    def ones(shape, dtype):
+        setter = threading.Thread(target=lambda: [weight.assign(np.full(weight.shape, 7)) for weight in dense.weights])
+        setter.start()
+        setter.join(10)
+        return np.ones(shape, dtype)
+
+    dense = layers.Dense(3, kernel_initializer=ones)
+    inputs, outputs = called(dense)
+    model = kd.Model(inputs, outputs) if is_in_model else None
+    np.testing.assert_array_equal(dense.kernel, np.full((4, 3), 7))
+    np.testing.assert_array_equal(dense.bias, np.full(3, 7))
+    assert all(weight.initial is None for weight in dense.weights)  # no second copy of the values is held
+    del model
+
+
+@pytest.mark.parametrize("is_in_model", [False, True])
+def test_arrays_that_are_assigned_before_creation_stay_the_users(is_in_model):
+    dense = layers.Dense(3)
+    inputs, outputs = called(dense)
+    model = kd.Model(inputs, outputs) if is_in_model else dense
+    value = jnp.full((4, 3), 2, "float32")
+    dense.kernel.assign(value)
+    value.delete()  # as donation does
+    np.testing.assert_array_equal(model.get_weights()[0], np.full((4, 3), 2))
+
+
+def test_initializers_run_in_order_and_may_read_other_weights():
+    calls, scale = [], layers.Dense(4, name="scale")
+    inputs, hidden = called(scale)
+
+    def transposed(shape, dtype):
+        calls.append(transposed)
+        return scale.kernel.value.T
+
+    def counted(shape, dtype, key):
+        calls.append(counted)
+        return jnp.full(shape, len(calls), dtype)
+
+    for initializer in (transposed, counted):
+        hidden = layers.Dense(4, kernel_initializer=initializer)(hidden)
+    first, _, second, _, third, _ = kd.Model(inputs, hidden).get_weights()
+    np.testing.assert_array_equal(second, first.T)
+    np.testing.assert_array_equal(third, np.full((4, 4), 2))
+    assert calls == [transposed, counted]
+
+
+def test_an_error_of_an_initializer_names_the_weight_and_leaves_the_model_as_it_was():
+    def fails(shape, dtype):
+        if is_broken:
+            raise ValueError("no")
+        return np.ones(shape, dtype)
+
+    is_broken = True
+    model = kd.Sequential([kd.Input((4,)), layers.Dense(3), layers.Dense(2, kernel_initializer=fails, name="late")])
+    model.layers[0].kernel.assign(np.ones((4, 3)))
+    with pytest.raises(ValueError, match="no") as caught:
+        model.get_weights()
+    assert "in the initializer of 'kernel' in layer 'late'" in caught.value.__notes__
+    is_broken = False
+    np.testing.assert_array_equal(model.predict(np.ones((1, 4)), verbose=0), [[12, 12]])
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_deep_copy_has_the_value_of_the_original_in_every_model(is_planned, looks):
+    dense = layers.Dense(3)
+    inputs, outputs = called(dense)
+    model = kd.Model(inputs, outputs) if is_planned else None
+    if is_planned:
+        assert all(map(is_deferred, model.weights))
+    copied = copy.deepcopy(dense)
+    again = copy.copy(copied)
+    before = np.array(copied.kernel) if looks else None
+    kernels = [kd.Model(*called(layer)).get_weights()[0] for layer in (again, copied)]
+    kernels += [kernels[0] if before is None else before, np.array(dense.kernel)]
+    for kernel in kernels[1:]:
+        np.testing.assert_array_equal(kernel, kernels[0])
