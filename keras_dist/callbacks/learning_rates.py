@@ -167,7 +167,7 @@ class ReduceLROnPlateau(MonitorCallback):
         super().__init__(monitor, mode, min_delta)
         if isinstance(factor, float | int) and factor >= 1:
             summary = "ReduceLROnPlateau does not support a factor >= 1.0"
-            raise ModelError(summary, given=f"factor={factor}", fix="for example factor=0.1")
+            raise ModelError(summary, given=f"factor={shorten(factor)}", fix="for example factor=0.1")
         check_number("factor", factor, 0)
         check_number("min_lr", min_lr, 0)
         check_int("patience", patience, 0)

@@ -115,7 +115,7 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     _check_meshes(model, plan)
     places = positions_of(model, graph.parts)
     for _, layer in layers_below(model):
-        layer._is_built = layer._is_built or hasattr(type(layer).build, "creates_weights")
+        layer._is_built = layer._is_built or _is_model(layer)
     before = runtime.session_before
     if before is not None:
         before.cell.leave()
@@ -226,7 +226,8 @@ def described_model(
     except Exception:  # of any class: the code of a layer may need integers
         trace(shape_tracing.SIZES[0])
     store_paths(model)
-    with shapes_only():
+    models = [layer for _, layer in layers_below(model) if _is_model(layer) and not layer._is_built]
+    with shapes_only(), _built_in_graph(models):
         graph, _ = split_module(model, None, needs_values=False)
     named = keras_paths(model, known, before)
     module_paths = tuple(dict.fromkeys((*graph.module_paths, *named.layers.values())))
@@ -234,6 +235,24 @@ def described_model(
     graph = dataclasses.replace(graph, trained=TrainableFlags(model, graph.specs).flags())
     found = place_of(asked, chosen, graph)
     return _Described(graph, distribution if found is chosen else distribution_now(found), chosen is not None)
+
+
+def _is_model(layer: Layer) -> bool:
+    """Return whether a layer is a model, whose `build` creates the weights of its layers."""
+    return hasattr(type(layer).build, "creates_weights")
+
+
+@contextlib.contextmanager
+def _built_in_graph(models: Iterable[Layer]) -> Iterator[None]:
+    """Context manager in which models are built, as they are in the graph of their model."""
+    models = list(models)
+    for one in models:
+        one._is_built = True
+    try:
+        yield
+    finally:
+        for one in models:
+            one._is_built = False
 
 
 def _existed(variable: nnx.Variable, owners: Owners) -> bool:
