@@ -200,7 +200,8 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
 
     @property
     def _shown(self) -> Any:
-        return "deferred" if self.is_deferred else self.peek()
+        # not `peek`: a step of another thread would delete the array while Python prints it
+        return "deferred" if self.is_deferred else self._read_raw()
 
     def current(self) -> Any:
         """Return the array, or a copy while it is lent, which no step of the borrower deletes."""
