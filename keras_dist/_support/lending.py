@@ -136,12 +136,14 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
         other.begin_with(other.initial.shared(is_planned=other._slot("_mesh", None) is not None))
         self.begin_with(other.initial)
 
-    def keep_created(self, array: Any, initial: Any) -> None:
-        """Set the array that was created from `initial`, unless a value was set meanwhile; forget the initial value."""
+    def keep_created(self, array: Any, initial: Any) -> bool:
+        """Set the first array, and forget the initial value; return False if that is not `initial` any more."""
         with switching:
-            if self.is_deferred and self.initial is initial:
-                self.keep(array)
-                self.begin_with(None)
+            if not (self.is_deferred and self.initial is initial):
+                return False
+            self.keep(array)
+            self.begin_with(None)
+            return True
 
     @property
     def is_deferred(self) -> bool:
@@ -198,7 +200,8 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
 
     @property
     def _shown(self) -> Any:
-        return "deferred" if self.is_deferred else self.peek()
+        # not `peek`: a step of another thread would delete the array while Python prints it
+        return "deferred" if self.is_deferred else self._read_raw()
 
     def current(self) -> Any:
         """Return the array, or a copy while it is lent, which no step of the borrower deletes."""

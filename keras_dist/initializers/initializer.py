@@ -124,11 +124,15 @@ class FromArray(Initializer):
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
         """Return the array as `dtype`; raise a ModelError if its shape is not `shape`."""
+        self.check(shape)
+        return jnp.asarray(self.value, dtype or "float32")
+
+    def check(self, shape: Sequence[int]) -> None:
+        """Raise a ModelError if the shape of the array is not `shape`."""
         if tuple(shape) != self.value.shape:
             summary = f"the array of an initializer must have the shape of the weight, {tuple(shape)}"
             fix = "reshape it; one number for a whole weight is initializers.Constant(number)"
             raise ModelError(summary, given=f"an array of shape {self.value.shape}", fix=fix)
-        return jnp.asarray(self.value, dtype or "float32")
 
 
 def has_contract(function: Callable[..., Any]) -> bool:

@@ -149,8 +149,8 @@ def create(wanted: Sequence[Wanted], mesh: DeviceMesh | None = None) -> list[jax
             for one in wanted:
                 if isinstance(one.initial, Given):
                     found.append(_copied(one.initial.value, one))
-                    continue
-                found.append(jax.block_until_ready(programs[id(one)](*map(np.uint32, one.initial.numbers))))
+                else:
+                    found.append(jax.block_until_ready(programs[id(one)](*map(np.uint32, one.initial.numbers))))
                 since += found[-1].addressable_shards[0].data.nbytes
                 if since >= _SMALL_BYTES:
                     backend_environment.release_freed_memory()
@@ -158,11 +158,12 @@ def create(wanted: Sequence[Wanted], mesh: DeviceMesh | None = None) -> list[jax
     return found
 
 
-def _copied(value: ArrayLike, wanted: Wanted) -> jax.Array:
-    value = initializers.FromArray(value)(wanted.shape, wanted.dtype)
+def _copied(value: Any, wanted: Wanted) -> jax.Array:
     if wanted.sharding is None:
-        return jnp.array(value, copy=True)
-    return place_copy(value, wanted.sharding, "an initial value")
+        return jnp.array(initializers.FromArray(value)(wanted.shape, wanted.dtype), copy=True)
+    initializers.FromArray(value).check(wanted.shape)
+    value = value if getattr(value, "dtype", None) == wanted.dtype else value.astype(wanted.dtype)
+    return place_copy(value, wanted.sharding, "an initial value")  # from the host each shard to its device
 
 
 def _programs_of(wanted: Sequence[Wanted], mesh: DeviceMesh | None) -> dict[int, jax.stages.Compiled]:

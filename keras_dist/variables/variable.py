@@ -359,7 +359,13 @@ class Variable(Lendable):
             raise trace_error(self.path) from error
 
     def _write_own(self, value: ArrayLike) -> jax.Array:
+        name, initial = f"variable {self.path!r}", self.initial
         if self.is_deferred and not is_traced(value):
+            sharding = flax_internals.raw_value.__get__(self).sharding
+            if sharding is not None and not is_abstract(sharding) and sharding.is_fully_addressable:  # planned
+                with outside_of_traces():
+                    placed = place_copy(value, sharding, name)
+                return self[...] if self.keep_created(placed, initial) else self._write_own(value)
             with outside_of_traces():
                 given = Given(np.array(value) if isinstance(value, np.ndarray) else jnp.array(value, copy=True))
             with switching:
@@ -368,7 +374,6 @@ class Variable(Lendable):
                     return self._cast(jnp.asarray(value, self._own_dtype))
         before = self.peek()
         is_placed = not any(map(is_traced, (before, value))) and isinstance(before.sharding, jax.sharding.NamedSharding)
-        name = f"variable {self.path!r}"
         value = place_copy(value, before.sharding, name) if is_placed else jnp.asarray(value)
         with call_context.calling(call_context.caller()):
             self[...] = value

@@ -326,3 +326,22 @@ def test_a_deep_copy_has_the_value_of_the_original_in_every_model(is_planned, lo
     kernels += [kernels[0] if before is None else before, np.array(dense.kernel)]
     for kernel in kernels[1:]:
         np.testing.assert_array_equal(kernel, kernels[0])
+
+
+def test_values_that_are_assigned_in_a_planned_model_go_into_shards_at_once(monkeypatch):
+    rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
+    rules[".*kernel"] = (None, "model")
+    with kd.ModelParallel(rules).scope():
+        model = kd.Sequential([kd.Input((4,)), layers.Dense(8, kernel_initializer=np.ones((4, 8), "float32"))])
+    kernel, bias = model.weights
+    # makes a whole array on one device
+    monkeypatch.setattr(kd.initializers.initializer.FromArray, "__call__", None)
+    np.testing.assert_array_equal(kernel, np.ones((4, 8)))
+    monkeypatch.undo()
+    with kd.ModelParallel(rules).scope():
+        model = kd.Sequential([kd.Input((4,)), layers.Dense(8)])
+    kernel, bias = model.weights
+    returned = kernel.assign(np.full((4, 8), 3.0))
+    assert is_deferred(bias) and not is_deferred(kernel)
+    assert returned.sharding.spec == kernel.value.sharding.spec == jax.sharding.PartitionSpec(None, "model")
+    np.testing.assert_array_equal(model.get_weights()[0], np.full((4, 8), 3))

@@ -147,3 +147,21 @@ def test_get_weights_does_not_mix_two_steps_of_another_thread(model, monkeypatch
     trainings[0].join()
     assert all(np.array_equal(one, other) for one, other in zip(found, before, strict=True))
     assert not any(np.array_equal(one, other) for one, other in zip(model.get_weights(), before, strict=True))
+
+
+def test_a_variable_is_printed_while_another_thread_trains(model):
+    kernel, has_ended = model.weights[0], threading.Event()
+
+    def prints():
+        shown = set()
+        while not has_ended.is_set():
+            shown.add(repr(kernel))
+        return shown
+
+    found: list[Any] = []
+    printing = threading.Thread(target=lambda: found.append(in_a_thread(prints)))
+    printing.start()
+    model.fit(X, Y, batch_size=8, epochs=20, verbose=0)
+    has_ended.set()
+    printing.join()
+    assert len(found[0]) > 1
