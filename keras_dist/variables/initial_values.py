@@ -151,7 +151,7 @@ def create(wanted: Sequence[Wanted], mesh: DeviceMesh | None = None) -> list[jax
                     found.append(_copied(one.initial.value, one))
                 else:
                     found.append(jax.block_until_ready(programs[id(one)](*map(np.uint32, one.initial.numbers))))
-                since += found[-1].addressable_shards[0].data.nbytes
+                since += sum(shard.data.nbytes for shard in found[-1].addressable_shards[:1])  # none in some processes
                 if since >= _SMALL_BYTES:
                     backend_environment.release_freed_memory()
                     since = 0
