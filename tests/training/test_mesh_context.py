@@ -355,7 +355,9 @@ def test_arrays_placed_by_a_layout_are_computed_with_on_their_own_mesh(explicit)
     assert double(placed).sharding == placed.sharding and explicit == jax.sharding.get_mesh()
 
 
-@pytest.mark.parametrize("function", [kd.losses.cosine_similarity, kd.metrics.mean_absolute_error], ids=["loss", "metric"])
+@pytest.mark.parametrize(
+    "function", [kd.losses.cosine_similarity, kd.metrics.mean_absolute_error], ids=["loss", "metric"]
+)
 def test_losses_and_metrics_take_labels_and_predictions_of_two_meshes(function):
     rules = kd.LayoutMap(kd.DeviceMesh({"data": 2, "model": 4}))
     rules[".*kernel"] = (None, "model")
