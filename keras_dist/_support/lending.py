@@ -124,7 +124,7 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
 
     @property
     def initial(self) -> Any:
-        """What the array is created from; None for variables that were made of an array."""
+        """The initial value; None for variables that were made of an array."""
         return self._slot("_initial", None)
 
     def begin_with(self, initial: Any) -> None:

@@ -153,7 +153,7 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
 def plan_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: LayoutPlan, seed: int) -> None:
     """Number the variables of a module, and give those without arrays their shardings.
 
-    The order is that of their making, which is the same for all forms of a model.
+    The numbers follow the order of their making, which is the same for all forms of a model.
     """
     shardings = {
         id(place.holder): sharding for place, sharding in zip(places, jax.tree.leaves(plan.shardings), strict=True)

@@ -114,7 +114,7 @@ class EachSlice:
     leading: int
 
     def __call__(self, shape: tuple[int, ...], dtype: DTypeLike, key: jax.Array) -> jax.Array:
-        """Return the slices, each drawn with a key of its own."""
+        """Return the slices, each drawn with another key."""
         keys = jax.random.split(key, int(np.prod(shape[: self.leading])))
         each = jax.vmap(lambda key: self.draw(shape[self.leading :], dtype, key=key))
         return each(keys).reshape(shape)
@@ -167,7 +167,7 @@ def _copied(value: Any, wanted: Wanted) -> jax.Array:
 
 
 def _programs_of(wanted: Sequence[Wanted], mesh: DeviceMesh | None) -> dict[int, jax.stages.Compiled]:
-    """Return the program for each array by id; those of jobs are compiled anew: all processes must do the same."""
+    """Return the program for each array by id; a job compiles them anew, since all processes must do the same."""
     keys = {id(one): _key_of(one) for one in wanted}
     first: dict[Hashable, Wanted] = {}
     for one in wanted:  # in order: initializers of users may have a state
