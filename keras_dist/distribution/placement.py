@@ -104,9 +104,9 @@ def place_constant(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Ar
     """Return a value that every process has anyhow, with `sharding`; a process does not wait for the others."""
     if is_abstract(sharding):
         return place_copy(value, sharding)
-    return _copier(sharding)(
-        jax.make_array_from_callback(value.shape, sharding, lambda index: value[index], dtype=value.dtype)
-    )
+    with without_mesh():  # also of a caller whose mesh has other devices
+        array = jax.make_array_from_callback(value.shape, sharding, lambda index: value[index], dtype=value.dtype)
+        return _copier(sharding)(array)
 
 
 def copied_by_jax(array: np.ndarray) -> np.ndarray:
