@@ -32,7 +32,7 @@ _reads_shapes: contextvars.ContextVar[bool] = contextvars.ContextVar("reads_shap
 
 
 def shapes_only() -> contextlib.AbstractContextManager[object]:
-    """Inside, reading a variable that has no array yet gives its shape, and creates no array."""
+    """Return a context in which reading a variable without an array gives its shape, and creates no array."""
     return with_value(_reads_shapes, True)
 
 
@@ -128,7 +128,7 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
         return self._slot("_initial", None)
 
     def begin_with(self, initial: Any) -> None:
-        """Set what the array is created from."""
+        """Set the initial value."""
         object.__setattr__(self, "_initial", initial)
 
     def begin_as(self, other: Lendable) -> None:

@@ -69,7 +69,7 @@ def trace_state_of(module: Any) -> Any:
 def in_trace_of(module: Any) -> contextlib.AbstractContextManager[object]:
     """Return a context in which JAX traces where a module was created: outside of all traces, or in an outer trace.
 
-    There Flax lets the module be changed, and arrays are no constants of the trace inside.
+    There Flax lets the module be changed, and new arrays are not tracers of the inner trace.
 
     Seen with jax 0.10.2 and 0.12, whose `jax.core.eval_context` leaves all traces. Upstream: not reported.
     """

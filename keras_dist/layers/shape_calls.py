@@ -134,7 +134,8 @@ def building_for_shapes(layer: Any) -> Iterator[None]:
 def _known(size: Any) -> Any:
     """Return the size of a dim as `build` sees it; None for an unknown size."""
     context: Any = call_context.current()
-    return None if export.is_symbolic_dim(size) or size in context.sizes_of_unknown else size
+    is_stand_in = isinstance(size, int) and size in context.sizes_of_unknown
+    return None if is_stand_in or export.is_symbolic_dim(size) else size
 
 
 def build_stacked(layer: Any, dims: tuple[int, ...], *shapes: PyTree) -> None:
