@@ -10,6 +10,7 @@ from keras_dist import layers
 from tests.layers.test_every_layer import LAYERS, made
 
 WAYS = {
+    "all": lambda call: lambda x: jax.jit(jax.vmap(jax.checkpoint(call)))(jax.tree.map(lambda a: a[None], x))[0],
     "jit": lambda call: jax.jit(call),
     "grad": lambda call: lambda x: jax.value_and_grad(lambda x: (total(out := call(x)), out), has_aux=True)(x)[0][1],
     "vmap": lambda call: lambda x: jax.tree.map(lambda y: y[0], jax.vmap(call)(jax.tree.map(lambda a: a[None], x))),
@@ -19,16 +20,19 @@ WAYS = {
         )
     ),
     "remat": lambda call: jax.checkpoint(call),
-    "all": lambda call: lambda x: jax.jit(jax.vmap(jax.checkpoint(call)))(jax.tree.map(lambda a: a[None], x))[0],
 }
+
+
+NAMES = [name for name in LAYERS if not name.startswith("Random")]  # these draw in every call
 
 
 def total(tree):
     return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(tree))
 
 
+@pytest.mark.first_cases(len(NAMES))
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("Random")])  # these draw
 def test_a_layer_is_built_once_and_outside(name, way):
     layer, shapes = made(name, LAYERS), LAYERS[name][1]
     rng = np.random.default_rng(0)

@@ -89,6 +89,7 @@ class Counting(layers.SimpleRNNCell):
         return outputs, [outputs]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("strategy", [kd.DataParallel, fully_sharded])
 def test_training_is_equal_to_one_device(strategy):
     def train(distribution):
