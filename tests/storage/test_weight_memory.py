@@ -63,13 +63,12 @@ kd.set_distribution(kd.ModelParallel(rules))
 names = {"layers_{}/(up|down)": r"model.layers.{}.mlp.\\1_proj.weight"}
 weight_map = kd.interop.WeightMap(names, {".*": kd.interop.Linear()})
 folder = pathlib.Path(sys.argv[2])
-with kd.interop.zero_weights():
-    written = network()
-    written.layout_plan
+written = network()
+written.get_weights()
 with Highest() as save:
     written.save_weights(folder, weight_map=weight_map, dtype=STORED, max_shard_size=MAX_GB)
 del written
-with Highest() as load, kd.interop.zero_weights():
+with Highest() as load:
     model = network()
     model.load_weights(folder, weight_map=weight_map)
 print(json.dumps({"save": save.rise, "load": load.rise, "files": len(list(folder.glob("*.safetensors")))}))
