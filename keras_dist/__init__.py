@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from keras_dist import optimizers as optimizers
     from keras_dist import planner as planner
     from keras_dist import preprocessing as preprocessing
-    from keras_dist import presets as presets
     from keras_dist import pretrained as pretrained
     from keras_dist import random as random
     from keras_dist import regularizers as regularizers
@@ -84,6 +83,7 @@ if TYPE_CHECKING:
     from keras_dist.planner import AutoParallel as AutoParallel
     from keras_dist.planner import LogicalRules as LogicalRules
     from keras_dist.planner import plan as plan
+    from keras_dist.planner import presets as presets
     from keras_dist.pretrained import generate as generate
     from keras_dist.random import set_random_seed as set_random_seed
     from keras_dist.regularizers import Regularizer as Regularizer
@@ -176,7 +176,7 @@ def _imported(package: str) -> ModuleType:
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
-        return _imported(name)
+        return _imported("planner.presets" if name == "presets" else name)
     if name in _PACKAGE_OF:
         value = getattr(_imported(_PACKAGE_OF[name]), name)
         globals()[name] = value

@@ -17,8 +17,8 @@ from optax import projections
 from keras_dist._support.raw_errors import explain_functions
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
-from keras_dist.saving.object_registry import ObjectRegistry, callable_with_one_array
-from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.serialization.object_configs import serialize_keras_object
+from keras_dist.serialization.object_registry import ObjectRegistry, callable_with_one_array
 
 
 def relu(

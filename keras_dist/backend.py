@@ -23,8 +23,8 @@ from keras_dist._support.types import DTypeLike
 from keras_dist.config.settings import backend, epsilon, image_data_format, set_epsilon, set_image_data_format
 from keras_dist.distribution.devices import find_device
 from keras_dist.layers import Layer
-from keras_dist.layers.remat_scope import RematScope as RematScope
-from keras_dist.layers.remat_scope import checkpointed
+from keras_dist.layers.base.remat_scope import RematScope as RematScope
+from keras_dist.layers.base.remat_scope import checkpointed
 from keras_dist.mixed_precision import floatx, set_floatx
 from keras_dist.symbolic.tensors import is_keras_tensor
 

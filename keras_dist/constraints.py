@@ -18,9 +18,9 @@ from keras_dist._support.arguments import check_number
 from keras_dist._support.types import ArrayLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
-from keras_dist.saving.configurable import Configurable
-from keras_dist.saving.object_registry import ObjectRegistry, callable_with_one_array
-from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.serialization.configurable import Configurable
+from keras_dist.serialization.object_configs import serialize_keras_object
+from keras_dist.serialization.object_registry import ObjectRegistry, callable_with_one_array
 
 
 class Constraint(Configurable):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_dist._support.missing_names import missing_from
 from keras_dist.mixed_precision import DTypePolicy, get
-from keras_dist.saving import serialize_keras_object
+from keras_dist.serialization import serialize_keras_object
 
 FloatDTypePolicy = DTypePolicy  # all policies are of one kind
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from keras_dist._support.arguments import check_number, check_option
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError, UnknownNameError
-from keras_dist.saving.configurable import Configurable
-from keras_dist.saving.object_registry import ObjectRegistry, callable_with_one_array
-from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.serialization.configurable import Configurable
+from keras_dist.serialization.object_configs import serialize_keras_object
+from keras_dist.serialization.object_registry import ObjectRegistry, callable_with_one_array
 
 _EPSILON = 1e-7  # shorter rows are not scaled to length 1
 

@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec
 
 import keras_dist as kd
 from keras_dist import data
-from keras_dist.distribution.jobs import job
 from keras_dist.errors import DataError
+from keras_dist.jobs import job
 
 CONTIGUOUS = {count: [device * count // 8 for device in range(8)] for count in (1, 2, 4, 8)}
 INTERLEAVED = {count: [device % count for device in range(8)] for count in (1, 2, 4, 8)}

@@ -14,7 +14,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist import errors, layers, mixed_precision
-from keras_dist.layers import module_precision
+from keras_dist.layers.base import module_precision
 from keras_dist.planner.tracing import trace_step
 
 BF16, F32 = np.dtype(jnp.bfloat16), np.dtype("float32")

@@ -11,7 +11,7 @@ import pytest
 
 from keras_dist import activations, constraints, initializers, layers, losses, metrics, optimizers, regularizers, saving
 from keras_dist.errors import ConfigError, KerasDistError, ModelError, UnknownNameError, nearest
-from keras_dist.saving.object_registry import snake_case
+from keras_dist.serialization.object_registry import snake_case
 
 BASES = {
     constraints: constraints.Constraint,

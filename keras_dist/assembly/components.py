@@ -33,11 +33,11 @@ from keras_dist._support.signatures import takes
 from keras_dist.callbacks import Callback
 from keras_dist.config import Component, RunConfig
 from keras_dist.errors import ConfigError, KerasDistError, did_you_mean, shorten, unknown_name_error, with_type
+from keras_dist.files.buckets import folder_path, in_bucket
 from keras_dist.metrics.identifiers import as_metric
 from keras_dist.models import Model
 from keras_dist.optimizers import schedules
-from keras_dist.saving import custom_object_scope, deserialize_keras_object, get_registered_object
-from keras_dist.saving.buckets import folder_path, in_bucket
+from keras_dist.serialization import custom_object_scope, deserialize_keras_object, get_registered_object
 
 Examples = tuple[Any, ...]
 """Arguments of `fit`: `(x, y)`, `(x, y, sample_weight)` or `(dataset,)`."""

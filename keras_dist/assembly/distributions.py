@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from keras_dist import config, presets, random
+from keras_dist import config, random
 from keras_dist.assembly.components import (
     Examples,
     callback_of,
@@ -49,7 +49,7 @@ from keras_dist.distribution.fully_sharded import FullySharded
 from keras_dist.distribution.mesh import DeviceMesh, fitting_sizes
 from keras_dist.distribution.strategy import Distribution, strategy_named
 from keras_dist.errors import ConfigError, KerasDistError, MeshError
-from keras_dist.planner import AutoParallel, Target, devices
+from keras_dist.planner import AutoParallel, Target, devices, presets
 from keras_dist.planner.tracing import planning
 
 

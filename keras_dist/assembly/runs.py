@@ -14,13 +14,13 @@ from keras_dist.callbacks import BackupAndRestore, Callback, History
 from keras_dist.config import ClusterConfig, RunConfig
 from keras_dist.config.problems import key_path
 from keras_dist.distribution import CommunicationOptions, initialize
-from keras_dist.distribution.jobs import job
-from keras_dist.distribution.jobs.joining import has_job_to_join
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ConfigError
+from keras_dist.files.buckets import folder_path
+from keras_dist.files.drafts import write_file
+from keras_dist.jobs import job
+from keras_dist.jobs.joining import has_job_to_join
 from keras_dist.models import Model
-from keras_dist.saving.buckets import folder_path
-from keras_dist.saving.drafts import write_file
 
 RESOLVED_CONFIG = "run.json"
 """The name of the resolved config beside checkpoints."""

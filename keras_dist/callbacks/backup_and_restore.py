@@ -15,9 +15,9 @@ from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
 from keras_dist.callbacks.model_checkpoint import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.checkpoint import CheckpointManager
 from keras_dist.checkpoint.manager import check_number_kept
-from keras_dist.distribution.jobs import heartbeat
-from keras_dist.distribution.jobs.job import print_message
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
+from keras_dist.jobs import heartbeat
+from keras_dist.jobs.job import print_message
 
 
 class BackupAndRestore(Callback):

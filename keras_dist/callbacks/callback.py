@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 from keras_dist._support.arguments import argument_error, check_flags
 from keras_dist._support.located_warnings import warn
 from keras_dist.errors import ModelError, cause, shorten, unknown_name_error
-from keras_dist.saving import absent
+from keras_dist.serialization import absent
 
 Logs = Mapping[str, float]
 """Loss and metrics by name; values are fetched from the device when they are read, so reading them costs time."""

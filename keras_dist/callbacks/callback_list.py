@@ -13,7 +13,7 @@ from keras_dist._support.signatures import takes
 from keras_dist.callbacks.callback import Callback, Logs, Mode, has_own, watches
 from keras_dist.callbacks.history import History
 from keras_dist.callbacks.progbar import ProgbarLogger
-from keras_dist.distribution.jobs.consistency import Fingerprint, facts_of_config
+from keras_dist.distribution.consistency import Fingerprint, facts_of_config
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError, cause, shorten, with_type
 from keras_dist.training.throughput import Timing
 

@@ -12,8 +12,8 @@ from keras_dist import ops
 from keras_dist._support.arguments import check_int, check_number, check_optional
 from keras_dist._support.located_warnings import warn
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.distribution.jobs.job import print_message
 from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.jobs.job import print_message
 from keras_dist.metrics import Metric
 from keras_dist.training.compile_metrics import CompileMetrics
 

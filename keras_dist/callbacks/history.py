@@ -14,9 +14,9 @@ from keras_dist._support import html_tables
 from keras_dist._support.arguments import argument_error, check_path, is_number
 from keras_dist.callbacks.callback import Callback, Logs, logging_of
 from keras_dist.callbacks.terminate_on_nan import warns_of_nan
-from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import MissingExtraError, ModelError, shorten
-from keras_dist.saving.drafts import write_file, writing_to
+from keras_dist.files.drafts import write_file, writing_to
+from keras_dist.jobs.job import is_chief
 from keras_dist.training.throughput import Timing
 from keras_dist.visualization import plot_curves, plot_history
 from keras_dist.visualization.history import epoch_numbers

@@ -11,8 +11,8 @@ from keras_dist._support.arguments import check_int, check_number
 from keras_dist._support.signatures import takes
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs
 from keras_dist.callbacks.early_stopping import MonitorCallback
-from keras_dist.distribution.jobs.job import print_message
 from keras_dist.errors import ArgumentTypeError, ModelError, shorten, with_type
+from keras_dist.jobs.job import print_message
 from keras_dist.optimizers import MultiOptimizer
 
 

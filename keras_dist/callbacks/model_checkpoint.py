@@ -21,11 +21,11 @@ from keras_dist.callbacks.callback import Logs, Mode
 from keras_dist.callbacks.early_stopping import MonitorCallback
 from keras_dist.checkpoint import CheckpointManager
 from keras_dist.checkpoint.manager import check_number_kept
-from keras_dist.distribution.jobs.job import print_message
-from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, cause, shorten
-from keras_dist.saving.buckets import folder_path, in_bucket
-from keras_dist.saving.drafts import writing_to
+from keras_dist.files.buckets import folder_path, in_bucket
+from keras_dist.files.drafts import writing_to
+from keras_dist.jobs.job import print_message
+from keras_dist.jobs.rendezvous import Rendezvous
 
 SaveFrequency = int | str | datetime.timedelta
 

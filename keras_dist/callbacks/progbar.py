@@ -25,8 +25,8 @@ from keras_dist._support.arguments import (
 from keras_dist._support.text_tables import encodable
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.config.settings import is_interactive_logging_enabled
-from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.render import render_number, render_seconds
+from keras_dist.jobs.job import is_chief
 
 _LOGGER = logging.getLogger("keras_dist")
 _MOST_UNREAD = 64  # values of a name that are kept before they are read, which waits for the devices

@@ -17,9 +17,9 @@ from keras_dist._support.extras import import_extra
 from keras_dist._support.types import ArrayLike
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.learning_rates import log_rates
-from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import ModelError, shorten
-from keras_dist.saving.drafts import writing_to
+from keras_dist.files.drafts import writing_to
+from keras_dist.jobs.job import is_chief
 
 _TRAIN, _VALIDATION = "train", "validation"
 

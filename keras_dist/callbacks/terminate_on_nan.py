@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from keras_dist._support.located_warnings import warn
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.distribution.jobs.job import is_chief, print_message
+from keras_dist.jobs.job import is_chief, print_message
 from keras_dist.training.state_cell import StateCell
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from keras_dist._support.arguments import check_flag
 from keras_dist._support.text_tables import Table, render
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs
-from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.render import render_seconds
 from keras_dist.errors import ModelError
+from keras_dist.jobs.job import is_chief
 from keras_dist.training.throughput import Timing
 
 TOKENS, ROWS, STEP, MFU = "tokens_per_second", "examples_per_second", "step_seconds", "mfu"

@@ -19,9 +19,9 @@ from keras_dist._support.extras import import_extra
 from keras_dist.callbacks.callback import Callback, Logs, Mode, logging_of
 from keras_dist.callbacks.learning_rates import labelled, log_rates
 from keras_dist.callbacks.tensorboard import TensorBoard, checked_frequency
-from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.render import render_axes
 from keras_dist.errors import ModelError, unknown_name_error
+from keras_dist.jobs.job import is_chief
 
 
 @dataclasses.dataclass(frozen=True)

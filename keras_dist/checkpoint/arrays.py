@@ -20,10 +20,10 @@ import numpy as np
 from etils import epath
 
 from keras_dist._unstable.jax_internals import is_key_dtype, key_impl
-from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.placement import place_copy
 from keras_dist.errors import CheckpointError, cause
-from keras_dist.saving.buckets import absolute, refreshed
+from keras_dist.files.buckets import absolute, refreshed
+from keras_dist.jobs.rendezvous import Rendezvous
 
 FOLDER = "arrays"
 _MERGED = "manifest.ocdbt"  # written by orbax when it merges files of the processes; needed for reading

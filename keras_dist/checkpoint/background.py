@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from keras_dist._support.located_warnings import warn
 from keras_dist.checkpoint.snapshot import Snapshot
-from keras_dist.distribution.jobs import heartbeat
 from keras_dist.errors import CheckpointError, CheckpointWarning
+from keras_dist.jobs import heartbeat
 
 _not_awaited: set[BackgroundSave] = set()
 

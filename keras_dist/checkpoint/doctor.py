@@ -18,17 +18,17 @@ from keras_dist._support.text_tables import Table, render
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.jax_internals import dtype_named
 from keras_dist.checkpoint import manifest
-from keras_dist.checkpoint.base import DOCUMENT as BASES
-from keras_dist.checkpoint.base import FINGERPRINTS, bases_from_json, has_arrays
-from keras_dist.checkpoint.base import NAME as BASE_NAME
 from keras_dist.checkpoint.snapshot import FORMAT, KINDS, RECORD, is_array, is_count
+from keras_dist.checkpoint.unchanged_arrays import DOCUMENT as BASES
+from keras_dist.checkpoint.unchanged_arrays import FINGERPRINTS, bases_from_json, has_arrays
+from keras_dist.checkpoint.unchanged_arrays import NAME as BASE_NAME
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.render import render_bytes
 from keras_dist.errors import CheckpointError, shorten
-from keras_dist.saving.buckets import absolute, files_below, folder_path, refreshed
-from keras_dist.saving.drafts import is_draft
-from keras_dist.saving.locks import Holder, holder_of
-from keras_dist.saving.regular_files import read_regular
+from keras_dist.files.buckets import absolute, files_below, folder_path, refreshed
+from keras_dist.files.drafts import is_draft
+from keras_dist.files.locks import Holder, holder_of
+from keras_dist.files.regular_files import read_regular
 
 _STEP = re.compile(r"step_\d+")
 _ASIDE = re.compile(r".+\.damaged_*")

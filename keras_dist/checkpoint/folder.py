@@ -14,10 +14,9 @@ from typing import Any, cast
 
 from keras_dist._support.located_warnings import warn
 from keras_dist.checkpoint.manifest import NAME, damage_of, listed_in, write_manifest
-from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, cause, shorten
-from keras_dist.saving.buckets import in_bucket, refreshed
-from keras_dist.saving.drafts import (
+from keras_dist.files.buckets import in_bucket, refreshed
+from keras_dist.files.drafts import (
     draft_path,
     left_drafts,
     make_folders,
@@ -27,8 +26,9 @@ from keras_dist.saving.drafts import (
     sync,
     sync_below,
 )
-from keras_dist.saving.locks import lock_folder, unlock_folder
-from keras_dist.saving.regular_files import WAITS
+from keras_dist.files.locks import lock_folder, unlock_folder
+from keras_dist.files.regular_files import WAITS
+from keras_dist.jobs.rendezvous import Rendezvous
 
 
 class Draft:

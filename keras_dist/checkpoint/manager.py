@@ -20,15 +20,15 @@ from keras_dist._support.arguments import check_flag, check_int, check_kind, che
 from keras_dist._support.located_warnings import warn
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.background import BackgroundSave, not_written
-from keras_dist.checkpoint.base import FINGERPRINTS, SHARED_BYTES, Bases, fingerprints
-from keras_dist.checkpoint.base import NAME as BASE_NAME
 from keras_dist.checkpoint.folder import discard, settled
 from keras_dist.checkpoint.snapshot import STEP, Snapshot, Stored, bases_in, bases_needed, states_in
-from keras_dist.distribution.jobs.rendezvous import Rendezvous
+from keras_dist.checkpoint.unchanged_arrays import FINGERPRINTS, SHARED_BYTES, Bases, fingerprints
+from keras_dist.checkpoint.unchanged_arrays import NAME as BASE_NAME
 from keras_dist.errors import CheckpointError, CheckpointWarning
-from keras_dist.saving.buckets import absolute, folder_path, in_bucket
-from keras_dist.saving.drafts import make_folders, place_of, writing_to
-from keras_dist.saving.locks import Lock
+from keras_dist.files.buckets import absolute, folder_path, in_bucket
+from keras_dist.files.drafts import make_folders, place_of, writing_to
+from keras_dist.files.locks import Lock
+from keras_dist.jobs.rendezvous import Rendezvous
 
 
 def check_number_kept(argument: str, number: object) -> None:

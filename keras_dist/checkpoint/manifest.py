@@ -20,11 +20,11 @@ from typing import Any
 
 import google_crc32c
 
-from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, shorten
-from keras_dist.saving.buckets import files_below, in_bucket, refreshed, size_of
-from keras_dist.saving.regular_files import open_regular, read_regular
-from keras_dist.saving.tensor_format import digits
+from keras_dist.files.buckets import files_below, in_bucket, refreshed, size_of
+from keras_dist.files.regular_files import open_regular, read_regular
+from keras_dist.files.tensor_format import digits
+from keras_dist.jobs.rendezvous import Rendezvous
 
 NAME = "manifest.json"
 FORMAT = 1

@@ -27,17 +27,17 @@ from keras_dist._unstable import jax_internals
 from keras_dist._unstable.jax_internals import dtype_named
 from keras_dist.checkpoint.arrays import FOLDER as ARRAYS
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
-from keras_dist.checkpoint.base import DOCUMENT as BASES
-from keras_dist.checkpoint.base import FINGERPRINTS, NAME, Bases, bases_from_json, has_arrays
 from keras_dist.checkpoint.folder import draft_at, is_being_written, present
 from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, listed_in
-from keras_dist.distribution.jobs.rendezvous import Rendezvous
+from keras_dist.checkpoint.unchanged_arrays import DOCUMENT as BASES
+from keras_dist.checkpoint.unchanged_arrays import FINGERPRINTS, NAME, Bases, bases_from_json, has_arrays
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.errors import CheckpointError, cause, shorten
-from keras_dist.saving.buckets import absolute, folder_path, refreshed, resolved
-from keras_dist.saving.drafts import place_of, writing_to
-from keras_dist.saving.regular_files import identity_of, overwritten, read_regular, retried
+from keras_dist.files.buckets import absolute, folder_path, refreshed, resolved
+from keras_dist.files.drafts import place_of, writing_to
+from keras_dist.files.regular_files import identity_of, overwritten, read_regular, retried
+from keras_dist.jobs.rendezvous import Rendezvous
 
 FORMAT = 1
 RECORD = "record"  # document of every checkpoint; see `Stored.record`

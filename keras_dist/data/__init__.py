@@ -22,7 +22,7 @@ from keras_dist.data.preprocessing import normalize, pad_batch, pad_sequences, t
 from keras_dist.data.sharding import ShardPolicy, ShareRows, auto_shard_dataset, replica_group, shard_batch, share_rows
 from keras_dist.data.source import RowSource, register_source
 from keras_dist.data.streams import StreamSource
-from keras_dist.distribution.jobs.process_rows import ReplicaGroup, process_rows, replica_groups
+from keras_dist.distribution.process_rows import ReplicaGroup, process_rows, replica_groups
 
 __all__ = [
     "ArraySource",

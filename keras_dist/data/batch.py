@@ -12,7 +12,7 @@ import numpy as np
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import PyTree
 from keras_dist.data.conversion import Arrays, describe
-from keras_dist.distribution.jobs.process_rows import BatchSlice
+from keras_dist.distribution.process_rows import BatchSlice
 from keras_dist.errors import DataError, shorten, unknown_name_error
 
 

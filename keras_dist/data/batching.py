@@ -16,7 +16,7 @@ from keras_dist.data.batch import Batch, stacked
 from keras_dist.data.cursor import Cursor, check_same
 from keras_dist.data.source import RowSource
 from keras_dist.data.streams import KeptSource, StreamSource, shown_skipping
-from keras_dist.distribution.jobs.process_rows import HostSlice
+from keras_dist.distribution.process_rows import HostSlice
 from keras_dist.errors import DataError
 
 Epochs = Iterator[tuple[int, Iterator[Batch]]]

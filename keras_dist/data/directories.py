@@ -16,9 +16,9 @@ from keras_dist._support.types import PyTree
 from keras_dist.config.settings import check_data_format
 from keras_dist.data.batched import BatchedDataset
 from keras_dist.data.image_files import INTERPOLATIONS, read_image
-from keras_dist.distribution.jobs.job import print_message
 from keras_dist.errors import DataError, DataFileMissingError, cause, shorten, unreadable
-from keras_dist.saving.regular_files import read_regular
+from keras_dist.files.regular_files import read_regular
+from keras_dist.jobs.job import print_message
 
 _IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 

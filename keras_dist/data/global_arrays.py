@@ -13,11 +13,11 @@ from keras_dist._support import tree_paths
 from keras_dist._support.arguments import check_int
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.data.conversion import SparseRows, as_array, dense
-from keras_dist.distribution.jobs import job
-from keras_dist.distribution.jobs.process_rows import BatchSlice, process_rows, wrong_rows
 from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.process_rows import BatchSlice, process_rows, wrong_rows
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import DataError, with_type
+from keras_dist.jobs import job
 
 
 def global_batch(arrays: PyTree, layouts: PyTree, global_rows: int, *, copy: bool = True) -> PyTree:

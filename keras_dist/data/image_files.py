@@ -16,8 +16,8 @@ from keras_dist._support.extras import import_extra
 from keras_dist._support.located_warnings import warn
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import DataError, cause, shorten, unreadable
-from keras_dist.saving.drafts import replacing
-from keras_dist.saving.regular_files import read_regular
+from keras_dist.files.drafts import replacing
+from keras_dist.files.regular_files import read_regular
 
 _MODES = {"grayscale": "L", "rgb": "RGB", "rgba": "RGBA"}
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}

@@ -15,8 +15,7 @@ from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.conversion import check_batch_size
-from keras_dist.distribution.jobs import job
-from keras_dist.distribution.jobs.process_rows import (
+from keras_dist.distribution.process_rows import (
     BatchLayout,
     ProcessOf,
     ReplicaGroup,
@@ -25,6 +24,7 @@ from keras_dist.distribution.jobs.process_rows import (
 )
 from keras_dist.distribution.strategy import distribution
 from keras_dist.errors import DataError, did_you_mean, one_of, with_type
+from keras_dist.jobs import job
 
 
 class ShardPolicy(enum.StrEnum):

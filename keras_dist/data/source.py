@@ -12,7 +12,7 @@ from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import PyTree
 from keras_dist.data.batch import Batch, BatchKeys
 from keras_dist.data.conversion import Arrays, check_targets
-from keras_dist.distribution.jobs.process_rows import BatchSlice, HostSlice
+from keras_dist.distribution.process_rows import BatchSlice, HostSlice
 from keras_dist.errors import DataError
 
 

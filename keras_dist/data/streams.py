@@ -35,9 +35,9 @@ from keras_dist.data.conversion import (
 )
 from keras_dist.data.cursor import set_state
 from keras_dist.data.source import DataSource, order_of, register_source
-from keras_dist.distribution.jobs.job import is_chief
-from keras_dist.distribution.jobs.process_rows import HostSlice
+from keras_dist.distribution.process_rows import HostSlice
 from keras_dist.errors import DataError, shorten
+from keras_dist.jobs.job import is_chief
 
 _END: Any = object()
 _CHECK_PATH = "check the path or filter that made it"

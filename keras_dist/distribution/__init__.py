@@ -7,9 +7,6 @@ from keras_dist._support.raw_errors import explain_functions
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import get_device_count, list_devices, use_cpu_devices
 from keras_dist.distribution.fully_sharded import FullySharded
-from keras_dist.distribution.jobs.job import Cluster, cluster, is_chief, process_count, process_index
-from keras_dist.distribution.jobs.job_arguments import CommunicationOptions
-from keras_dist.distribution.jobs.joining import initialize
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
@@ -17,6 +14,9 @@ from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution, distribution, register_strategy, set_distribution
+from keras_dist.jobs.job import Cluster, cluster, is_chief, process_count, process_index
+from keras_dist.jobs.job_arguments import CommunicationOptions
+from keras_dist.jobs.joining import initialize
 
 __all__ = [
     "Cluster",

@@ -12,8 +12,8 @@ from jax.experimental import mesh_utils
 
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import Device
-from keras_dist.distribution.jobs import job
 from keras_dist.errors import LayoutWarning
+from keras_dist.jobs import job
 
 
 def group_of(device: Device) -> int:

@@ -22,8 +22,8 @@ from keras_dist.distribution import arrangement
 from keras_dist.distribution import devices as devices_module
 from keras_dist.distribution.abstract import meshes_are_abstract, planned_platform
 from keras_dist.distribution.drawing import device_labels, devices_svg
-from keras_dist.distribution.jobs import job
 from keras_dist.errors import DeviceError, KerasDistError, MeshError, shorten, unknown_name_error, with_type
+from keras_dist.jobs import job
 
 _PLATFORMS = {"gpu": "cuda"}
 

@@ -16,11 +16,11 @@ from keras_dist._support.array_operators import native
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_key_dtype, is_traced, without_mesh
 from keras_dist.distribution import lint
-from keras_dist.distribution.jobs import heartbeat, job
-from keras_dist.distribution.jobs.job import connect
-from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.layout import TensorLayout, from_keras
 from keras_dist.errors import ClusterError, LayoutError, shorten
+from keras_dist.jobs import heartbeat, job
+from keras_dist.jobs.job import connect
+from keras_dist.jobs.rendezvous import Rendezvous
 
 _SHARED_ALIGNMENT = 64  # [bytes]
 

@@ -17,6 +17,7 @@ from keras_dist._support import html_tables
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree, PyTreeDef
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.flax_internals import state_of
+from keras_dist.distribution.device_blocks import ShardPicture, picture_of
 from keras_dist.distribution.devices import check_memory_kind
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.lint import Problem, check_layout
@@ -25,7 +26,6 @@ from keras_dist.distribution.optimizer_slots import follower_axes, owners
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.render import layout_html, render_plan
 from keras_dist.distribution.sharded_init import CompiledInit
-from keras_dist.distribution.shards import ShardPicture, picture_of
 from keras_dist.distribution.variables import Role, VariableSpec, leaf_parts, leaf_paths, shape_and_dtype
 from keras_dist.errors import LayoutError, UnknownPathError, did_you_mean, shorten
 

@@ -20,8 +20,8 @@ from keras_dist._support import backend_environment
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable import jaxprs
 from keras_dist._unstable.jax_internals import in_mesh, without_mesh
-from keras_dist.distribution.jobs import heartbeat
-from keras_dist.distribution.jobs.consistency import agreed_programs
+from keras_dist.distribution.consistency import agreed_programs
+from keras_dist.jobs import heartbeat
 
 if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr

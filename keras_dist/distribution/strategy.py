@@ -23,14 +23,13 @@ from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import PyTree, PyTreeDef
 from keras_dist._unstable.flax_internals import state_of
 from keras_dist.distribution import lint
-from keras_dist.distribution.jobs import job
-from keras_dist.distribution.jobs.process_rows import ReplicaGroup, all_replica_groups, replica_group_of, shard_dataset
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.model_layout_hints import AxisNames
 from keras_dist.distribution.plan import LayoutPlan, plan_variables
+from keras_dist.distribution.process_rows import ReplicaGroup, all_replica_groups, replica_group_of, shard_dataset
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec, describe_variables, tied_paths
 from keras_dist.errors import (
     ConfigError,
@@ -42,6 +41,7 @@ from keras_dist.errors import (
     unknown_name_error,
     with_type,
 )
+from keras_dist.jobs import job
 
 BatchDimName = str | Sequence[str]
 

@@ -12,10 +12,10 @@ from keras_dist._support.arguments import argument_error, is_int, is_number
 from keras_dist._support.types import Device
 from keras_dist.distribution import DeviceMesh, initialize, list_devices, process_count, process_index
 from keras_dist.distribution.devices import device_name, find_device
-from keras_dist.distribution.jobs.job_arguments import integer_variable
-from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.mesh import check_mesh
 from keras_dist.errors import ClusterError, DeviceError, MeshError
+from keras_dist.jobs.job_arguments import integer_variable
+from keras_dist.jobs.rendezvous import Rendezvous
 
 
 def initialize_accelerator_system(

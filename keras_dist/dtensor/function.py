@@ -22,13 +22,13 @@ from keras_dist._support.types import PyTree
 from keras_dist._unstable import jaxprs, xla_workarounds
 from keras_dist._unstable.flax_internals import TraceError
 from keras_dist._unstable.jax_internals import has_explicit_mesh, is_traced, without_mesh
-from keras_dist.distribution.jobs import heartbeat, job
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import place_copy
 from keras_dist.dtensor.layout import is_dtensor, layout_of
 from keras_dist.dtensor.tensors import shown
 from keras_dist.errors import LayoutError, ModelError, shorten
+from keras_dist.jobs import heartbeat, job
 from keras_dist.training.loop import interrupt_between_steps, shield
 
 Arguments = ParamSpec("Arguments")

@@ -19,8 +19,8 @@ from keras_dist.dtensor.layout import array_of, mesh_of
 from keras_dist.dtensor.tensors import fetch_layout, shown
 from keras_dist.dtensor.variable import Module
 from keras_dist.errors import CheckpointError, LayoutError, MeshError
+from keras_dist.files.buckets import folder_path
 from keras_dist.optimizers import Optimizer
-from keras_dist.saving.buckets import folder_path
 
 _SHOWN = 5  # number of wrong variables that an error lists; its `problems` has all
 

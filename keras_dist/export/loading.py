@@ -18,7 +18,7 @@ from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, damaged
 from keras_dist.export.structure import arranged, filled
-from keras_dist.saving.tensor_reader import TensorReader
+from keras_dist.files.tensor_reader import TensorReader
 
 
 class ExportedProgram:

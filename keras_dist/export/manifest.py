@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from keras_dist.errors import ModelError
 from keras_dist.export.structure import Structure, is_structure
-from keras_dist.saving.regular_files import open_regular, read_regular
+from keras_dist.files.regular_files import open_regular, read_regular
 
 PROGRAM = "program.jax_export"
 WEIGHTS = "weights.safetensors"

@@ -18,8 +18,8 @@ from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist.errors import KerasDistError, ModelError, shorten
 from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, sha256_of
 from keras_dist.export.structure import Structure, described, filled
-from keras_dist.saving.drafts import draft_of, writing_to
-from keras_dist.saving.tensor_writer import write_file
+from keras_dist.files.drafts import draft_of, writing_to
+from keras_dist.files.tensor_writer import write_file
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 BATCH = "batch"

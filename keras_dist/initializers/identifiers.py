@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from keras_dist.initializers.initializer import FromArray, FromFunction, Initializer, RandomInitializer, has_contract
-from keras_dist.saving.object_registry import ObjectRegistry
-from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.serialization.object_configs import serialize_keras_object
+from keras_dist.serialization.object_registry import ObjectRegistry
 
 
 def _converted(found: Any) -> Any:

@@ -17,7 +17,7 @@ from keras_dist._support.signatures import takes
 from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.random.seeds import KeySource, check_seed, key_of, next_key, wrap_key
-from keras_dist.saving.configurable import Configurable
+from keras_dist.serialization.configurable import Configurable
 
 _KEYS = ("key", "rng", "rng_key", "prng_key")
 

@@ -6,9 +6,9 @@ The maps work on the weights of any model, in `Model.load_weights` and `Model.sa
 from typing import TYPE_CHECKING
 
 from keras_dist._support.missing_names import missing_from
+from keras_dist.formats.weight_map import Joined, WeightMap
+from keras_dist.formats.weight_transforms import Linear, Offset, Permute, Reshape
 from keras_dist.interop.snapshots import snapshot
-from keras_dist.storage.weight_map import Joined, WeightMap
-from keras_dist.storage.weight_transforms import Linear, Offset, Permute, Reshape
 
 __all__ = ["Joined", "Linear", "Offset", "Permute", "Reshape", "WeightMap", "snapshot"]
 

@@ -15,7 +15,10 @@ from keras_dist.layers.attention.attention import Attention as Attention
 from keras_dist.layers.attention.multi_head_attention import GroupedQueryAttention as GroupedQueryAttention
 from keras_dist.layers.attention.multi_head_attention import GroupQueryAttention as GroupQueryAttention
 from keras_dist.layers.attention.multi_head_attention import MultiHeadAttention as MultiHeadAttention
-from keras_dist.layers.call_arguments import InputSpec as InputSpec
+from keras_dist.layers.base.call_arguments import InputSpec as InputSpec
+from keras_dist.layers.base.layer import Layer as Layer
+from keras_dist.layers.base.serialization import deserialize as deserialize
+from keras_dist.layers.base.serialization import serialize as serialize
 from keras_dist.layers.convolutional.convolution import *
 from keras_dist.layers.core.dense import Dense as Dense
 from keras_dist.layers.core.dense import EinsumDense as EinsumDense
@@ -35,7 +38,6 @@ from keras_dist.layers.core.wrapper import Pipeline as Pipeline
 from keras_dist.layers.core.wrapper import SpectralNormalization as SpectralNormalization
 from keras_dist.layers.core.wrapper import TimeDistributed as TimeDistributed
 from keras_dist.layers.core.wrapper import Wrapper as Wrapper
-from keras_dist.layers.layer import Layer as Layer
 from keras_dist.layers.merging.merging import *
 from keras_dist.layers.normalization.normalization import *
 from keras_dist.layers.pooling.pooling import *
@@ -60,8 +62,6 @@ from keras_dist.layers.recurrent.rnn import RNN as RNN
 from keras_dist.layers.recurrent.rnn import StackedRNNCells as StackedRNNCells
 from keras_dist.layers.regularization.regularization import *
 from keras_dist.layers.reshaping.reshaping import *
-from keras_dist.layers.serialization import deserialize as deserialize
-from keras_dist.layers.serialization import serialize as serialize
 from keras_dist.symbolic.tensors import KerasTensor as KerasTensor
 from keras_dist.variables.variable import Variable as Variable
 

@@ -16,7 +16,7 @@ from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
 from keras_dist.losses.loss import ElementwiseLoss, FunctionLoss
 from keras_dist.losses.targets import as_arrays, matched
-from keras_dist.saving.registry import register_keras_serializable
+from keras_dist.serialization.registry import register_keras_serializable
 
 
 def binary_crossentropy(

@@ -10,8 +10,8 @@ from keras_dist._support.signatures import in_keras_order, takes
 from keras_dist.errors import ModelError
 from keras_dist.losses.crossentropies import CROSSENTROPY_NAMES, crossentropy_by_shapes
 from keras_dist.losses.loss import Loss, LossFunctionWrapper
-from keras_dist.saving.object_registry import ObjectRegistry
-from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.serialization.object_configs import serialize_keras_object
+from keras_dist.serialization.object_registry import ObjectRegistry
 
 _LOSSES = ObjectRegistry(
     "loss",

@@ -20,8 +20,8 @@ from keras_dist._unstable.jax_internals import hides_mesh
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.losses.targets import align_ranks, as_rows, from_numbers, is_array
 from keras_dist.losses.vocabulary import Projection
-from keras_dist.saving.configurable import Configurable
-from keras_dist.saving.object_registry import snake_case
+from keras_dist.serialization.configurable import Configurable
+from keras_dist.serialization.object_registry import snake_case
 
 
 class Loss(Configurable):

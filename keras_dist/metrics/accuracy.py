@@ -10,7 +10,7 @@ from keras_dist.errors import ModelError
 from keras_dist.losses.crossentropies import kind_by_shapes
 from keras_dist.losses.targets import align_ranks, as_arrays
 from keras_dist.metrics.reduction import FunctionMetric
-from keras_dist.saving.registry import register_keras_serializable
+from keras_dist.serialization.registry import register_keras_serializable
 
 
 def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:

@@ -13,8 +13,8 @@ from keras_dist.losses.crossentropies import CROSSENTROPY_NAMES, crossentropy_by
 from keras_dist.metrics.accuracy import accuracy_by_shapes
 from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import MeanMetricWrapper
-from keras_dist.saving.object_registry import ObjectRegistry, snake_case
-from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.serialization.object_configs import serialize_keras_object
+from keras_dist.serialization.object_registry import ObjectRegistry, snake_case
 
 _BY_SHAPES = {
     "accuracy": (accuracy_by_shapes, "up"),

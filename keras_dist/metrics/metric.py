@@ -26,8 +26,8 @@ from keras_dist._support.stateless_scope import StatelessScope, trace_error
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
-from keras_dist.saving.configurable import Configurable, not_initialised
-from keras_dist.saving.object_registry import snake_case
+from keras_dist.serialization.configurable import Configurable, not_initialised
+from keras_dist.serialization.object_registry import snake_case
 from keras_dist.variables import Variable, call_context
 
 _INITIALIZERS: dict[str, Callable[..., np.ndarray]] = {"zeros": np.zeros, "ones": np.ones}

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_dist._support.located_warnings import warn
+from keras_dist.formats.weight_map import WeightMap
 from keras_dist.models.adapter_saving import load, save
 from keras_dist.models.adapters import enable, merge
 from keras_dist.models.saving_methods import SavingMethods
-from keras_dist.storage.weight_map import WeightMap
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.compile_config import CompileConfig
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_dist._support.dim_names import LAYERS
-from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import ModelError
+from keras_dist.formats.adapter_files import AdapterFiles, adapter_folder, read_adapter, write_adapter, written_config
+from keras_dist.formats.adapter_modules import Form, Group, Pair, groups_of, misfits, modules_in, nested
+from keras_dist.formats.lora_weights import MergedWeight, merged_weights
+from keras_dist.formats.weight_map import WeightMap
+from keras_dist.jobs.rendezvous import Rendezvous
 from keras_dist.layers import ReversibleEmbedding
-from keras_dist.layers.lora import LoraLayer, factor_dims
+from keras_dist.layers.base.lora import LoraLayer, factor_dims
 from keras_dist.models.adapters import arguments_for, candidates_in, enable, enumerated
-from keras_dist.storage.adapter_files import AdapterFiles, adapter_folder, read_adapter, write_adapter, written_config
-from keras_dist.storage.adapter_modules import Form, Group, Pair, groups_of, misfits, modules_in, nested
-from keras_dist.storage.lora_weights import MergedWeight, merged_weights
-from keras_dist.storage.weight_map import WeightMap
 from keras_dist.training.built_model import BuiltModel
 
 if TYPE_CHECKING:

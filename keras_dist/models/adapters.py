@@ -18,14 +18,14 @@ from keras_dist._support import tree_paths
 from keras_dist._support.arguments import argument_error, check_number, check_optional, check_size
 from keras_dist._support.dim_names import EXPERTS, INPUTS, LAYERS, OUTPUTS, DimNames, of_einsum
 from keras_dist.errors import ModelError, did_you_mean, nearest
+from keras_dist.formats.adapter_files import common_and_others
+from keras_dist.formats.adapter_modules import Kind
+from keras_dist.formats.lora_weights import merged_weights
 from keras_dist.layers import Embedding, Layer, MixtureOfExperts
+from keras_dist.layers.base.lora import Adapted, Factors, LoraLayer, owner_of
 from keras_dist.layers.convolutional.convolution import BaseConvolution
-from keras_dist.layers.lora import Adapted, Factors, LoraLayer, owner_of
 from keras_dist.models.initialization import change_weights
-from keras_dist.models.runtime import Adapters
-from keras_dist.storage.adapter_files import common_and_others
-from keras_dist.storage.adapter_modules import Kind
-from keras_dist.storage.lora_weights import merged_weights
+from keras_dist.models.model_record import Adapters
 from keras_dist.training.adapters import ROOT, add_factors, is_factor, remove_factors
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import compile_rule, positions_of

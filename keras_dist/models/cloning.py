@@ -14,17 +14,17 @@ from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import PyTree, Shape
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Input, Layer
-from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.layers.weights import children_of
+from keras_dist.layers.base.other_frameworks import check_is_ours
+from keras_dist.layers.base.weights import children_of
 from keras_dist.models.adapters import written
 from keras_dist.models.config import arguments_but, is_of_graph, named
 from keras_dist.models.functional import replaced
 from keras_dist.models.model import Model
 from keras_dist.models.model_distribution import in_place_of
 from keras_dist.models.sequential import Sequential, takes_layers
-from keras_dist.saving import deserialize_keras_object, serialize_keras_object
-from keras_dist.saving.serialization import lambdas_kept
-from keras_dist.saving.shared_objects import SharedObjects
+from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
+from keras_dist.serialization.object_configs import lambdas_kept
+from keras_dist.serialization.shared_objects import SharedObjects
 from keras_dist.symbolic.tensors import KerasTensor, Operation
 
 

@@ -14,8 +14,8 @@ from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.models.functional import Graph, GraphStep
 from keras_dist.ops import OPERATIONS
-from keras_dist.saving import deserialize_keras_object, serialize_keras_object
-from keras_dist.saving.shared_objects import one_config_written
+from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
+from keras_dist.serialization.shared_objects import one_config_written
 from keras_dist.symbolic.tensors import KerasTensor, Node, Operation
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.errors import ModelError, NotAvailableError, did_you_mean
 from keras_dist.layers import Layer
-from keras_dist.layers.module_precision import follow
-from keras_dist.layers.names import layers_in
+from keras_dist.layers.base.module_precision import follow
+from keras_dist.layers.base.names import layers_in
 from keras_dist.models.adapter_methods import AdapterMethods
 from keras_dist.models.functional import replaced
 from keras_dist.models.initialization import plan_before_search

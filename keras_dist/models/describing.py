@@ -19,15 +19,15 @@ from keras_dist._support.types import PyTree
 from keras_dist._unstable.jax_internals import is_key_dtype, key_impl
 from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.errors import CheckpointWarning, ConfigError, ModelError, shorten
+from keras_dist.formats.keras_files import Description
+from keras_dist.formats.model_state import COMPILE, CONFIG, LORA, POLICY, names_of
 from keras_dist.mixed_precision import under_policy
 from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described, check_not_of_keras
 from keras_dist.models.model_distribution import in_place_of
-from keras_dist.saving import deserialize_keras_object, serialize_keras_object
-from keras_dist.saving.serialization import is_lambda, lambdas_kept
-from keras_dist.saving.shared_objects import one_config_read, one_config_written
-from keras_dist.storage.keras_files import Description
-from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY, names_of
+from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
+from keras_dist.serialization.object_configs import is_lambda, lambdas_kept
+from keras_dist.serialization.shared_objects import one_config_read, one_config_written
 from keras_dist.symbolic.tensors import KerasTensor
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ from keras_dist._support.types import PyTree
 from keras_dist._unstable.jax_internals import is_key_dtype
 from keras_dist.data.conversion import check_batch_size
 from keras_dist.distribution.data_parallel import DataParallel
-from keras_dist.distribution.jobs.job import print_message
-from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.variables import leaf_paths
 from keras_dist.errors import ModelError, shorten
 from keras_dist.export.structure import Structure, described, filled
 from keras_dist.export.writing import Dims, Lowered, write
-from keras_dist.saving.buckets import is_elsewhere
-from keras_dist.saving.tensor_format import fetched
-from keras_dist.storage.save_formats import check_free
+from keras_dist.files.buckets import is_elsewhere
+from keras_dist.files.tensor_format import fetched
+from keras_dist.formats.save_formats import check_free
+from keras_dist.jobs.job import print_message
+from keras_dist.jobs.rendezvous import Rendezvous
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.outputs import Outputs
 

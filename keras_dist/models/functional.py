@@ -20,8 +20,8 @@ from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, did_you_mean, shorten, with_type
 from keras_dist.layers import InputLayer, Layer
-from keras_dist.layers.host_layer import as_rows
-from keras_dist.layers.other_frameworks import check_is_ours
+from keras_dist.layers.base.host_layer import as_rows
+from keras_dist.layers.base.other_frameworks import check_is_ours
 from keras_dist.symbolic.tensors import KerasTensor, Node, Operation, runs_on_host
 from keras_dist.training.naming import free_name, name_members
 

@@ -24,8 +24,8 @@ from keras_dist._support.lending import Lendable, shapes_only, switching
 from keras_dist._support.signatures import keywords_taken
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import in_trace_of, raw_value
+from keras_dist.distribution.consistency import check_agreement, facts_of_config, facts_of_plan
 from keras_dist.distribution.devices import check_not_forked
-from keras_dist.distribution.jobs.consistency import check_agreement, facts_of_config, facts_of_plan
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.model_parallel import ModelParallel
@@ -35,10 +35,10 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.tracing import traced_in, without_kernels
 from keras_dist.errors import DistributionError, ModelError
 from keras_dist.layers import Layer
-from keras_dist.layers.attributes import undone_on_error
-from keras_dist.layers.names import keras_paths
-from keras_dist.layers.shape_calls import copy_for_shapes
-from keras_dist.layers.weights import store_paths, walk, walk_owned
+from keras_dist.layers.base.attributes import undone_on_error
+from keras_dist.layers.base.names import keras_paths
+from keras_dist.layers.base.shape_calls import copy_for_shapes
+from keras_dist.layers.base.weights import store_paths, walk, walk_owned
 from keras_dist.models.model_distribution import (
     distribution_now,
     distribution_of_layers,
@@ -46,7 +46,7 @@ from keras_dist.models.model_distribution import (
     no_layout_yet,
     place_of,
 )
-from keras_dist.models.runtime import ModelRuntime
+from keras_dist.models.model_record import ModelRuntime
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.built_model import BuiltModel, describe

@@ -15,19 +15,19 @@ from flax import nnx
 from keras_dist.checkpoint import Stored
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.errors import CheckpointError, ConfigError, ModelError, shorten
+from keras_dist.files.buckets import in_bucket
+from keras_dist.formats.array_store import retried
+from keras_dist.formats.keras_archives import is_keras_folder
+from keras_dist.formats.keras_configs import from_keras
+from keras_dist.formats.keras_files import OF_CONFIG, Check, Description, config_read, load_keras
+from keras_dist.formats.load_report import LoadReport
+from keras_dist.formats.model_state import COMPILE, CONFIG, LORA, POLICY, check_shapes, restore, seed_and_fits
+from keras_dist.formats.save_formats import archive_path, model_folder, refuse_legacy
+from keras_dist.formats.weights_files import files_of_others
 from keras_dist.mixed_precision import under_policy
 from keras_dist.models.model import Model
-from keras_dist.saving import custom_object_scope, deserialize_keras_object
-from keras_dist.saving.buckets import in_bucket
-from keras_dist.saving.shared_objects import one_config_read
-from keras_dist.storage.array_store import retried
-from keras_dist.storage.keras_archives import is_keras_folder
-from keras_dist.storage.keras_configs import from_keras
-from keras_dist.storage.keras_files import OF_CONFIG, Check, Description, config_read, load_keras
-from keras_dist.storage.load_report import LoadReport
-from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY, check_shapes, restore, seed_and_fits
-from keras_dist.storage.save_formats import archive_path, model_folder, refuse_legacy
-from keras_dist.storage.weights_files import files_of_others
+from keras_dist.serialization import custom_object_scope, deserialize_keras_object
+from keras_dist.serialization.shared_objects import one_config_read
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import Trainable
 from keras_dist.training.step import ModuleCall

@@ -14,16 +14,16 @@ from keras_dist._support.arguments import check_int, names_unknown_keywords
 from keras_dist._support.array_operators import values_in
 from keras_dist._support.text_tables import render
 from keras_dist._support.types import DTypeLike, PyTree
-from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.call_arguments import call_parameters, check_numbers
-from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.layers.shape_calls import stacked_dims
+from keras_dist.jobs.job import is_chief
+from keras_dist.layers.base.call_arguments import call_parameters, check_numbers
+from keras_dist.layers.base.other_frameworks import check_is_ours
+from keras_dist.layers.base.shape_calls import stacked_dims
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.content_methods import ContentMethods
 from keras_dist.models.functional import connect, is_shape
-from keras_dist.models.runtime import ModuleSource, adopt, module_is_apart
+from keras_dist.models.model_record import ModuleSource, adopt, module_is_apart
 from keras_dist.models.summary import summary_parts
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
 from keras_dist.training.graph import Trainable

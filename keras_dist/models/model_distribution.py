@@ -20,8 +20,8 @@ from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.data.batching import Batching
 from keras_dist.distribution import devices
+from keras_dist.distribution.consistency import Fingerprint, check_agreement, facts_of_plan
 from keras_dist.distribution.data_parallel import DataParallel
-from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement, facts_of_plan
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, distinct_descriptions

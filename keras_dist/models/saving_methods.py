@@ -12,22 +12,22 @@ from keras_dist._support.arguments import check_flag, names_unknown_keywords
 from keras_dist._support.types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.errors import ModelError
+from keras_dist.files.regular_files import explaining_missing
+from keras_dist.formats.array_store import retried
+from keras_dist.formats.keras_files import save_keras
+from keras_dist.formats.keras_weights import load_h5_weights, save_h5_weights
+from keras_dist.formats.load_report import LoadReport
+from keras_dist.formats.lora_weights import merged_weights
+from keras_dist.formats.model_state import restore, save_folder, snapshot
+from keras_dist.formats.save_formats import check_fits_form, checked_size, format_of_model, path_of_keras
+from keras_dist.formats.weight_map import WeightMap
+from keras_dist.formats.weights_files import check_no_map, load_weights, save_weights
 from keras_dist.models import describing
 from keras_dist.models.config import check_described, graph_config, is_of_graph, with_graph, written_argument
 from keras_dist.models.exporting import FORMAT, export
 from keras_dist.models.trainer import Trainer
-from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
-from keras_dist.saving.regular_files import explaining_missing
-from keras_dist.saving.shared_objects import one_config_read, one_config_written
-from keras_dist.storage.array_store import retried
-from keras_dist.storage.keras_files import save_keras
-from keras_dist.storage.keras_weights import load_h5_weights, save_h5_weights
-from keras_dist.storage.load_report import LoadReport
-from keras_dist.storage.lora_weights import merged_weights
-from keras_dist.storage.model_state import restore, save_folder, snapshot
-from keras_dist.storage.save_formats import check_fits_form, checked_size, format_of_model, path_of_keras
-from keras_dist.storage.weight_map import WeightMap
-from keras_dist.storage.weights_files import check_no_map, load_weights, save_weights
+from keras_dist.serialization import custom_object_scope, deserialize_keras_object, serialize_keras_object
+from keras_dist.serialization.shared_objects import one_config_read, one_config_written
 
 
 class SavingMethods(Trainer):

@@ -17,13 +17,13 @@ from keras_dist.data.batch import unpack_x_y_sample_weight
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
-from keras_dist.layers.weights import penalties, walk_owned
+from keras_dist.layers.base.weights import penalties, walk_owned
 from keras_dist.losses.loss import split_reported
 from keras_dist.metrics import Metric
 from keras_dist.models.functional import Graph, replaced
 from keras_dist.models.initialization import built, create_weights, forward_of
 from keras_dist.models.model_distribution import no_layout_yet
-from keras_dist.models.runtime import ModelRuntime
+from keras_dist.models.model_record import ModelRuntime
 from keras_dist.training.accumulators import by_name
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.compile_config import CompileConfig

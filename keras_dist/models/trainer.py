@@ -13,7 +13,7 @@ from keras_dist._support.located_warnings import each_warning_once
 from keras_dist._support.types import PyTree
 from keras_dist.callbacks import Callback, History
 from keras_dist.data.arrays import ArraySource
-from keras_dist.distribution.jobs.job import process_count
+from keras_dist.jobs.job import process_count
 from keras_dist.models import fitting
 from keras_dist.models.compile_methods import CompileMethods
 from keras_dist.models.model_distribution import find_layout

@@ -45,8 +45,8 @@ from keras_dist.optimizers.optax_optimizer import OptaxOptimizer as OptaxOptimiz
 from keras_dist.optimizers.optimizer import Optimizer as Optimizer
 from keras_dist.optimizers.optimizer import OptimizerState as OptimizerState
 from keras_dist.optimizers.optimizer_variables import ModelState as ModelState
-from keras_dist.saving.object_registry import ObjectRegistry
-from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.serialization.object_configs import serialize_keras_object
+from keras_dist.serialization.object_registry import ObjectRegistry
 
 
 def _converted(found: Any) -> Any:

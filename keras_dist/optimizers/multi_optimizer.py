@@ -21,7 +21,7 @@ from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.loss_scale import LossScaleOptimizer
 from keras_dist.optimizers.optimizer import Optimizer
 from keras_dist.optimizers.optimizer_variables import ModelState
-from keras_dist.saving.configurable import Configurable
+from keras_dist.serialization.configurable import Configurable
 
 
 class VariableOfPath(NamedTuple):

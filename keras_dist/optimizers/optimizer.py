@@ -35,7 +35,7 @@ from keras_dist.optimizers.arguments import (
 )
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.optax_optimizer import accumulate, add_batch, mean_gradient, squared_norm_of
-from keras_dist.saving.configurable import Configurable
+from keras_dist.serialization.configurable import Configurable
 
 
 class OptimizerState(NamedTuple):

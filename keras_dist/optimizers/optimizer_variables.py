@@ -32,7 +32,7 @@ from keras_dist.optimizers.arguments import (
     checked_rate,
     rate_after,
 )
-from keras_dist.saving.configurable import absent
+from keras_dist.serialization.configurable import absent
 from keras_dist.variables import Variable
 
 _INSTEAD = {

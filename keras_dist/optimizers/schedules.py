@@ -17,9 +17,9 @@ import numpy as np
 from keras_dist._support.arguments import check_number, is_number
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError, shorten
-from keras_dist.saving.configurable import Configurable
-from keras_dist.saving.object_registry import ObjectRegistry
-from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.serialization.configurable import Configurable
+from keras_dist.serialization.object_configs import serialize_keras_object
+from keras_dist.serialization.object_registry import ObjectRegistry
 
 
 class LearningRateSchedule(Configurable):

@@ -28,15 +28,15 @@ from keras_dist._support.arguments import (
     names_unknown_keywords,
 )
 from keras_dist._support.types import Device, PyTree
+from keras_dist.distribution.consistency import is_shared
 from keras_dist.distribution.devices import list_devices
-from keras_dist.distribution.jobs.consistency import is_shared
-from keras_dist.distribution.jobs.job import is_chief
-from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.strategy import Distribution, register_strategy
 from keras_dist.distribution.tracing import without_kernels
 from keras_dist.errors import DeviceError, DistributionError, LayoutWarning
+from keras_dist.jobs.job import is_chief
+from keras_dist.jobs.rendezvous import Rendezvous
 from keras_dist.planner.dim_classes import DimClasses, OneDevice, classes_of
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.search import Candidate, Objective, Search, blocks_of, meshes_of

@@ -16,12 +16,12 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import pydantic
 
 from keras_dist._support.arguments import argument_error, check_kind, check_path
-from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import ModelError
+from keras_dist.files.drafts import write_file
+from keras_dist.jobs.job import is_chief
 from keras_dist.planner.plan_snapshots import read_file
 from keras_dist.planner.report import PlanReport
 from keras_dist.planner.roofline import Roofline
-from keras_dist.saving.drafts import write_file
 from keras_dist.training.throughput import Timing
 
 Resource = Literal["compute", "memory", "communication"]

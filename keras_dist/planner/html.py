@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from keras_dist._support import html_tables
 from keras_dist._support.arguments import check_path
 from keras_dist._support.html_tables import escaped, paragraph, table
+from keras_dist.distribution.device_blocks import picture_of
 from keras_dist.distribution.drawing import device_labels, devices_svg
-from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import layout_html, render_axes, render_bytes, render_seconds, render_shape
-from keras_dist.distribution.shards import picture_of
-from keras_dist.saving.drafts import write_file
+from keras_dist.files.drafts import write_file
+from keras_dist.jobs.job import is_chief
 
 if TYPE_CHECKING:
     from keras_dist.distribution.lint import Problem

@@ -16,13 +16,13 @@ from typing import Literal, TypeVar
 import pydantic
 
 from keras_dist._support.arguments import check_kind, check_path
-from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_axes, render_bytes, render_shape
 from keras_dist.errors import PlanError, PlanFileError
+from keras_dist.files.drafts import write_file
+from keras_dist.files.regular_files import open_regular
+from keras_dist.jobs.job import is_chief
 from keras_dist.planner.report import PlanReport
-from keras_dist.saving.drafts import write_file
-from keras_dist.saving.regular_files import open_regular
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.tracing import kernels_noted, traced_in
 from keras_dist.distribution.variables import leaf_paths
 from keras_dist.errors import DataError, ModelError, shorten, with_type
-from keras_dist.layers.module_precision import precision_of_modules
+from keras_dist.layers.base.module_precision import precision_of_modules
 from keras_dist.losses import Loss
 from keras_dist.mixed_precision import dtype_policy
 from keras_dist.random.seeds import unchanged_seeds

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from keras_dist.layers import EinsumDense, Layer, LayerNormalization, RMSNormalization
-from keras_dist.layers.weight_arguments import Identifier
+from keras_dist.layers.base.weight_arguments import Identifier
 from keras_dist.ops.normalization import divided_by_rms, wide
 from keras_dist.pretrained.attending import Scores, Span, Windows, attend
 from keras_dist.pretrained.cache import Slots

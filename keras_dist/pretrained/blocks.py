@@ -15,10 +15,10 @@ from flax import nnx
 
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.remat_scope import RematScope
-from keras_dist.layers.shape_calls import build_stacked
-from keras_dist.layers.stacked_layers import scan_layers
-from keras_dist.layers.weight_arguments import Identifier
+from keras_dist.layers.base.remat_scope import RematScope
+from keras_dist.layers.base.shape_calls import build_stacked
+from keras_dist.layers.base.stacked_layers import scan_layers
+from keras_dist.layers.base.weight_arguments import Identifier
 from keras_dist.pretrained.attending import Span, Windows
 from keras_dist.pretrained.block import Block
 from keras_dist.pretrained.cache import Cache, Slots

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from keras_dist._support.arguments import check_flag, check_kind
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
+from keras_dist.formats.weight_map import WeightMap
 from keras_dist.layers import Dense, Embedding, ReversibleEmbedding
-from keras_dist.layers.weight_arguments import Identifier
+from keras_dist.layers.base.weight_arguments import Identifier
 from keras_dist.pretrained.attending import Span
 from keras_dist.pretrained.block import norm
 from keras_dist.pretrained.blocks import blocks, run_blocks
@@ -21,7 +22,6 @@ from keras_dist.pretrained.config import DecoderConfig
 from keras_dist.pretrained.feed_forward import balancing_loss, kernel_initializer
 from keras_dist.pretrained.loadable_model import LoadableModel
 from keras_dist.pretrained.weight_maps import weight_map
-from keras_dist.storage.weight_map import WeightMap
 
 
 class Decoder(LoadableModel):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from keras_dist._support.arguments import check_flag, check_kind
 from keras_dist._support.types import PyTree
 from keras_dist.layers import Conv2D, Dense, Embedding, Layer
-from keras_dist.layers.weight_arguments import Identifier
+from keras_dist.layers.base.weight_arguments import Identifier
 from keras_dist.pretrained.attending import Span
 from keras_dist.pretrained.block import norm
 from keras_dist.pretrained.blocks import blocks, run_blocks

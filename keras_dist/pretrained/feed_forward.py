@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from keras_dist import activations
 from keras_dist.initializers import RandomNormal
 from keras_dist.layers import Dense, Layer, MixtureOfExperts
-from keras_dist.layers.weight_arguments import Identifier
+from keras_dist.layers.base.weight_arguments import Identifier
 from keras_dist.pretrained.config import ExpertsConfig, FeedForwardConfig, NetworkConfig
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -19,15 +19,15 @@ from keras_dist._support.types import DTypeLike
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ConfigError, FileMissingError, ModelError, cause, shorten
+from keras_dist.files.regular_files import read_regular
+from keras_dist.files.tensor_format import SUFFIX, index_path
+from keras_dist.files.tensor_reader import TensorReader
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.pretrained.config import IMPLEMENTATIONS, DecoderConfig, EncoderConfig, NetworkConfig
 from keras_dist.pretrained.decoder import Decoder
 from keras_dist.pretrained.encoder import Encoder
 from keras_dist.pretrained.family import family_named
 from keras_dist.pretrained.weight_maps import weight_map
-from keras_dist.saving.regular_files import read_regular
-from keras_dist.saving.tensor_format import SUFFIX, index_path
-from keras_dist.saving.tensor_reader import TensorReader
 
 CONFIG = "config.json"
 

@@ -6,9 +6,9 @@ import functools
 from typing import Any
 
 from keras_dist._support.located_warnings import warn
+from keras_dist.formats.weight_map import WeightMap
 from keras_dist.models import Model
 from keras_dist.pretrained.weight_maps import weight_map
-from keras_dist.storage.weight_map import WeightMap
 from keras_dist.training.built_model import BuiltModel
 
 _loads: Any = functools.wraps(Model.load_weights)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from keras_dist.formats.weight_map import Joined, WeightMap
 from keras_dist.pretrained.config import DecoderConfig
 from keras_dist.pretrained.family import family_named
-from keras_dist.storage.weight_map import Joined, WeightMap
 
 
 def weight_map(

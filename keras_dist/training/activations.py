@@ -27,8 +27,8 @@ from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.variables import VariableSpec, leaf_paths
 from keras_dist.errors import ModelError, did_you_mean, shorten
-from keras_dist.layers.names import keras_paths
-from keras_dist.layers.remat_scope import checkpointed
+from keras_dist.layers.base.names import keras_paths
+from keras_dist.layers.base.remat_scope import checkpointed
 from keras_dist.training.graph import compile_rule
 from keras_dist.variables import call_context
 

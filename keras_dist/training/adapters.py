@@ -18,7 +18,7 @@ from keras_dist import initializers, random
 from keras_dist._support import tree_paths
 from keras_dist._support.dim_names import DimNames
 from keras_dist.distribution.plan import LayoutPlan
-from keras_dist.layers.lora import Dims, Factors, factor_dims, product
+from keras_dist.layers.base.lora import Dims, Factors, factor_dims, product
 from keras_dist.training.graph import positions_of
 
 ROOT = "lora"  # the attribute of the root, and the first name in the paths of factors

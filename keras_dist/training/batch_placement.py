@@ -14,10 +14,10 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.source import RowSource
-from keras_dist.distribution.jobs.consistency import is_shared
-from keras_dist.distribution.jobs.process_rows import HostSlice
-from keras_dist.distribution.jobs.same_rows import SameRows
+from keras_dist.distribution.consistency import is_shared
+from keras_dist.distribution.process_rows import HostSlice
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.jobs.same_rows import SameRows
 from keras_dist.training.activations import check_tensor_rules
 from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.executions import (

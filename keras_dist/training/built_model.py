@@ -12,13 +12,13 @@ from flax import nnx
 
 from keras_dist._support import tree_paths
 from keras_dist._support.located_warnings import warn
+from keras_dist.distribution.consistency import Fingerprint, check_agreement
 from keras_dist.distribution.devices import check_memory_kind, check_not_forked
-from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import DistributionError, ModelError, shorten
-from keras_dist.layers.weights import walk_owned
+from keras_dist.layers.base.weights import walk_owned
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.optimizers.optimizer_variables import ModelState, variables_in
 from keras_dist.training.built_module import BuiltModule

@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_dist import optimizers
 from keras_dist.data.batch import BatchKeys
-from keras_dist.distribution.jobs.consistency import Fingerprint, facts_of_config
+from keras_dist.distribution.consistency import Fingerprint, facts_of_config
 from keras_dist.training.activations import Remat
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import MAX_IN_FLIGHT, Mode

@@ -23,18 +23,18 @@ from keras_dist._unstable import jaxprs, xla_workarounds
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import noting
 from keras_dist.distribution import lint
-from keras_dist.distribution.jobs import heartbeat
-from keras_dist.distribution.jobs.consistency import Fingerprint, agreed_programs, is_shared
-from keras_dist.distribution.jobs.process_rows import sharding_of_rows
+from keras_dist.distribution.consistency import Fingerprint, agreed_programs, is_shared
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.pipelining import of_whole_batches
 from keras_dist.distribution.placement import put
 from keras_dist.distribution.plan import LayoutPlan
+from keras_dist.distribution.process_rows import sharding_of_rows
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import kernels_noted, traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS, PLANNED_BY_RULE
 from keras_dist.errors import LayoutWarning, RecompileWarning
+from keras_dist.jobs import heartbeat
 from keras_dist.training.accumulators import Accumulator, PerBatch, check_names, is_per_batch
 from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.executions import Execution, execution_of

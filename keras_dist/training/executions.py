@@ -26,12 +26,12 @@ from keras_dist.data.conversion import describe
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.global_arrays import global_portion
 from keras_dist.data.source import RowNumbers, RowSource
-from keras_dist.distribution.jobs import job
-from keras_dist.distribution.jobs.process_rows import HostSlice
-from keras_dist.distribution.jobs.same_rows import SameRows, Take
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import put
+from keras_dist.distribution.process_rows import HostSlice
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.jobs import job
+from keras_dist.jobs.same_rows import SameRows, Take
 from keras_dist.training.activations import input_layout, input_names
 from keras_dist.training.throughput import StepsTuner
 

@@ -39,7 +39,7 @@ from keras_dist._unstable.flax_internals import (
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_owners, leaf_parts, tied_paths
 from keras_dist.errors import ModelError, nearest, shorten, with_type
 from keras_dist.layers import Layer
-from keras_dist.layers.other_frameworks import check_is_ours
+from keras_dist.layers.base.other_frameworks import check_is_ours
 
 _RAW = "raw array"
 

@@ -29,7 +29,7 @@ import jax
 
 from keras_dist._support.process_notes import NOTES_VARIABLE
 from keras_dist._support.types import PyTree
-from keras_dist.distribution.jobs import heartbeat, job
+from keras_dist.jobs import heartbeat, job
 from keras_dist.training.executions import Execution
 from keras_dist.training.throughput import StepTimer
 

@@ -20,12 +20,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist._support import tree_paths
-from keras_dist.distribution.jobs.consistency import Fingerprint, facts_of_config
+from keras_dist.distribution.consistency import Fingerprint, facts_of_config
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
-from keras_dist.layers.names import layers_in, number_names, numbered
-from keras_dist.layers.weights import children_of
+from keras_dist.layers.base.names import layers_in, number_names, numbered
+from keras_dist.layers.base.weights import children_of
 from keras_dist.variables.variable import Owners, is_trained_by
 
 

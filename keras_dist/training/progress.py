@@ -18,9 +18,9 @@ import numpy as np
 from keras_dist._support.types import PyTree
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.cursor import Cursor
-from keras_dist.distribution.jobs import job
 from keras_dist.distribution.placement import place_copy
 from keras_dist.errors import DataError, ModelError, shorten
+from keras_dist.jobs import job
 from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.loop import MAX_IN_FLIGHT, Hooks
 

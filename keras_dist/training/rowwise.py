@@ -25,8 +25,8 @@ from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.plan import FOLLOWS, LayoutPlan
 from keras_dist.errors import ModelError, did_you_mean
 from keras_dist.layers import Embedding
+from keras_dist.layers.base.weights import walk_owned
 from keras_dist.layers.core.row_table import Axes, Lookups, RowTable, TableLayout, gathered
-from keras_dist.layers.weights import walk_owned
 from keras_dist.training.graph import ModuleGraph, compile_rule
 from keras_dist.training.optimization import Optimizer, TrainState
 

@@ -26,8 +26,8 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Layer
+from keras_dist.layers.base.module_precision import cast_floats, compute_under
 from keras_dist.layers.core.row_table import Lookups
-from keras_dist.layers.module_precision import cast_floats, compute_under
 from keras_dist.losses.loss import split_reported
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.training import rowwise

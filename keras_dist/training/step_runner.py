@@ -15,8 +15,8 @@ from keras_dist.data.adapters import Source
 from keras_dist.data.arrays import ArraySource, ShapeSource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
-from keras_dist.distribution.jobs import heartbeat
-from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement, facts_of_form, is_shared
+from keras_dist.distribution.consistency import Fingerprint, check_agreement, facts_of_form, is_shared
+from keras_dist.jobs import heartbeat
 from keras_dist.training import step as steps
 from keras_dist.training.accumulators import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
 from keras_dist.training.batch_placement import BatchPlacement, Examples

@@ -23,11 +23,11 @@ from keras_dist._support import backend_environment
 from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist._unstable import jaxprs
 from keras_dist._unstable.jax_internals import outside_of_traces, without_mesh
-from keras_dist.distribution.jobs import heartbeat
-from keras_dist.distribution.jobs.consistency import agreed_programs, is_shared
+from keras_dist.distribution.consistency import agreed_programs, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import place_copy
 from keras_dist.errors import ModelError, shorten
+from keras_dist.jobs import heartbeat
 from keras_dist.random.seeds import next_numbers
 
 _SMALL_BYTES = 1 << 20

@@ -12,9 +12,9 @@ import numpy as np
 
 from keras_dist._support.extras import import_extra
 from keras_dist._support.text_tables import Table
-from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import ModelError, with_type
-from keras_dist.saving.drafts import replacing
+from keras_dist.files.drafts import replacing
+from keras_dist.jobs.job import is_chief
 
 _PANEL_INCHES = (4.0, 3.0)
 _PANELS_IN_A_ROW = 3

@@ -16,12 +16,12 @@ import jax
 from keras_dist._support.arguments import check_option
 from keras_dist._support.extras import import_extra
 from keras_dist._support.types import PyTree
-from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.render import render_axes
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import MissingExtraError, ModelError, shorten
+from keras_dist.files.drafts import replacing, write_file
+from keras_dist.jobs.job import is_chief
 from keras_dist.layers import InputLayer
-from keras_dist.saving.drafts import replacing, write_file
 
 _SOURCE = ("dot", "gv")
 _DIRECTIONS = ("TB", "LR", "BT", "RL")

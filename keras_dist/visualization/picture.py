@@ -15,8 +15,8 @@ from rich.text import Text
 from keras_dist._support.arguments import check_option, check_path
 from keras_dist._support.html_tables import escaped
 from keras_dist._support.text_tables import Table, render
-from keras_dist.distribution.jobs.job import is_chief
-from keras_dist.saving.drafts import write_file
+from keras_dist.files.drafts import write_file
+from keras_dist.jobs.job import is_chief
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'Open Sans', sans-serif"
 _INK_AND_PAPER = {"light": ("#1f2328", "#ffffff"), "dark": ("#e6edf3", "#0d1117")}

@@ -11,11 +11,11 @@ import numpy as np
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.html_tables import escaped
 from keras_dist._support.text_tables import Table
+from keras_dist.distribution.device_blocks import ShardPicture
 from keras_dist.distribution.drawing import device_labels, devices_svg
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import render_axes, render_bytes, render_shape
-from keras_dist.distribution.shards import ShardPicture
 from keras_dist.errors import ModelError, with_type
 from keras_dist.visualization.history import text_plot
 from keras_dist.visualization.picture import Bar, Drawing, Picture, bar_picture, below, beside, legend, nested, titled

@@ -10,8 +10,8 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.callbacks import LambdaCallback, Tracker, TrackerRun, register_tracker
-from keras_dist.distribution.jobs import job
 from keras_dist.errors import MissingExtraError, UnknownNameError
+from keras_dist.jobs import job
 from tests.callbacks.test_tensorboard import scalars, values
 
 X = np.ones((16, 4), "f4")

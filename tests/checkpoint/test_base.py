@@ -13,8 +13,8 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, Stored, examine, manifest
-from keras_dist.checkpoint.base import SHARED_BYTES, fingerprints
 from keras_dist.checkpoint.snapshot import bases_in
+from keras_dist.checkpoint.unchanged_arrays import SHARED_BYTES, fingerprints
 from keras_dist.errors import CheckpointError, CheckpointWarning
 from tests.checkpoint.buckets import BUCKET, bucket_in
 from tests.checkpoint.conftest import Held, flip

@@ -14,7 +14,7 @@ from keras_dist.checkpoint import Stored
 from keras_dist.checkpoint.folder import Draft, discard, present, settled
 from keras_dist.checkpoint.manifest import damage_of
 from keras_dist.errors import CheckpointError, CheckpointWarning
-from keras_dist.saving.drafts import is_draft
+from keras_dist.files.drafts import is_draft
 from tests import forks
 from tests.checkpoint.conftest import snapshot_of
 

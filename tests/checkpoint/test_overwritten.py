@@ -7,7 +7,7 @@ import pytest
 import keras_dist as kd
 from keras_dist.checkpoint import Stored, folder, snapshot
 from keras_dist.errors import CheckpointError, ModelError, OverwrittenError
-from keras_dist.saving.tensor_reader import TensorReader
+from keras_dist.files.tensor_reader import TensorReader
 from tests.contracts.processes import run_fork
 
 PATHS = ("m", "m.orbax", "m.safetensors", "m.shards.safetensors", "m.keras")
@@ -85,7 +85,7 @@ def test_a_reader_beside_a_writer_gets_one_save_or_is_told(tmp_path):
 @pytest.fixture
 def stored(tmp_path, monkeypatch):
     """A model in a folder, beside another one that takes its place when the function that is returned is called."""
-    monkeypatch.setattr("keras_dist.saving.regular_files.WAITS", (0.0, 0.0))
+    monkeypatch.setattr("keras_dist.files.regular_files.WAITS", (0.0, 0.0))
     monkeypatch.setattr(folder, "WAITS", (0.0, 0.0))
     network().save(tmp_path / "m")
     network().save(tmp_path / "new")

@@ -37,8 +37,8 @@ KNOWN = {
     "datasets/__init__.py": {"importlib"},  # the package's own modules
     "export/writing.py": {"importlib"},  # versions of packages
     "initializers/fourier_kernels.py": {"importlib"},  # scipy.signal, which takes long to load
-    "saving/serialization.py": {"importlib"},  # the package's own packages
-    "saving/object_registry.py": {"importlib"},  # the package's own packages
+    "serialization/object_configs.py": {"importlib"},  # the package's own packages
+    "serialization/object_registry.py": {"importlib"},  # the package's own packages
 }
 
 
@@ -110,5 +110,5 @@ def test_what_other_processes_say_is_read_as_json():
     reads = re.compile(r"\.(blocking_)?key_value_\w*get\w*\(")
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
     readers = {name for name, text in texts.items() if reads.search(text)}
-    assert readers == {f"distribution/jobs/{name}.py" for name in ("joining", "heartbeat", "rendezvous")}
+    assert readers == {f"jobs/{name}.py" for name in ("joining", "heartbeat", "rendezvous")}
     assert all("json.loads(" in texts[name] and name not in KNOWN for name in readers)

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 import keras_dist as kd
-from keras_dist.distribution.jobs import job
 from keras_dist.errors import DistributionError
+from keras_dist.jobs import job
 from tests.distribution.shapes import model_parallel, variable
 
 

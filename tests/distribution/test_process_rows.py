@@ -14,7 +14,7 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.global_arrays import global_portion
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.streams import IterableSource
-from keras_dist.distribution.jobs.process_rows import BatchSlice, HostSlice, wrong_rows
+from keras_dist.distribution.process_rows import BatchSlice, HostSlice, wrong_rows
 from keras_dist.errors import DataError
 from tests.jobs import CONTIGUOUS, INTERLEAVED, MESHES, place_of, sharding_on
 

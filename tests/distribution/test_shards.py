@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 
 import keras_dist as kd
+from keras_dist.distribution.device_blocks import ShardPicture
 from keras_dist.distribution.drawing import device_labels, ranges
-from keras_dist.distribution.shards import ShardPicture
 from keras_dist.errors import UnknownPathError
 
 

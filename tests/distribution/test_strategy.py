@@ -5,8 +5,8 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.distribution import register_strategy
-from keras_dist.distribution.jobs import job
 from keras_dist.errors import ConfigError, DataError, DistributionError, LayoutError
+from keras_dist.jobs import job
 from tests.distribution.shapes import axes_of, f32
 from tests.jobs import CONTIGUOUS, INTERLEAVED, be
 

@@ -119,7 +119,7 @@ MADE = {
 ELSEWHERE = {
     "a layer of Keras in a model of `keras_dist`": "tests/parity, with Keras itself",
     "labels outside the classes": "the last block of the page",
-    "`kd.initialize()` in a single process": "tests/distribution/test_joining.py",
+    "`kd.initialize()` in a single process": "tests/jobs/test_joining.py",
     "`np.random.normal(...)` in `call`": "no message",
     "`batch_size` taken as rows of one device": "no message",
     "`save` only in the first process": "a hang",

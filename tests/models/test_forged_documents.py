@@ -222,7 +222,7 @@ def test_documents_that_were_changed_on_purpose(name, saved, tmp_path):
         {"class_name": "function", "module": "builtins", "config": "eval", "registered_name": "os>system"},
         {"class_name": "system", "module": "os", "config": {"command": "touch x"}, "registered_name": "system"},
         {"class_name": "load_model", "module": "keras_dist.models", "config": {}, "registered_name": None},
-        {"class_name": "function", "module": "keras_dist.layers.layer", "config": "jax", "registered_name": None},
+        {"class_name": "function", "module": "keras_dist.layers.base.layer", "config": "jax", "registered_name": None},
     ],
 )
 def test_a_config_cannot_mention_what_is_no_layer(named, saved, tmp_path):

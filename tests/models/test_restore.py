@@ -9,8 +9,8 @@ import pytest
 import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, Snapshot
 from keras_dist.errors import CheckpointError, ModelError
-from keras_dist.storage import model_state
-from keras_dist.storage.model_state import names_of
+from keras_dist.formats import model_state
+from keras_dist.formats.model_state import names_of
 from tests.layouts import on
 from tests.soak import LARGE, crossed, often
 

@@ -13,8 +13,8 @@ from keras_dist import layers
 from keras_dist.callbacks import EarlyStopping, ModelCheckpoint, TensorBoard
 from keras_dist.distribution import sharded_init
 from keras_dist.errors import ModelError
-from keras_dist.saving import tensor_writer
-from keras_dist.storage import h5_files
+from keras_dist.files import tensor_writer
+from keras_dist.formats import h5_files
 
 if "SOAK" not in os.environ:
     sharded_init._CPU_OPTIONS["xla_backend_optimization_level"] = 0

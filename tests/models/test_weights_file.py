@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
-from keras_dist.storage import array_store
+from keras_dist.formats import array_store
 from tests.models.weights import model_on, weights_of
 
 
@@ -91,7 +91,7 @@ def test_a_file_that_exists_stays_whole_until_the_new_one_is(model, path, monkey
     def fails(dtype, shape):
         raise OSError("no space left")
 
-    monkeypatch.setattr("keras_dist.saving.tensor_writer.checksum_begun", fails)
+    monkeypatch.setattr("keras_dist.files.tensor_writer.checksum_begun", fails)
     with pytest.raises(OSError, match="no space left"):
         model.save_weights(path)
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from keras_dist.errors import ModelError
-from keras_dist.saving.tensor_writer import write_file
-from keras_dist.storage import mapped_files
+from keras_dist.files.tensor_writer import write_file
+from keras_dist.formats import mapped_files
 from tests.models.weights import model_on, weights_of
 
 GB = 1024**3
@@ -102,7 +102,7 @@ def test_an_interrupted_save_leaves_the_one_before_or_is_whole(
 
     with monkeypatch.context() as patch:
         for name, function in (("write_file", write_file), ("os.replace", os.replace)):
-            patch.setattr(f"keras_dist.saving.tensor_writer.{name}", interrupting(name, function))
+            patch.setattr(f"keras_dist.files.tensor_writer.{name}", interrupting(name, function))
         with pytest.raises(KeyboardInterrupt):
             model.save_weights(path, max_shard_size=SMALL)
     assert called == WRITTEN[: calls + 1]

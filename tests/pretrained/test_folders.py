@@ -212,7 +212,7 @@ def test_damaged_configs_are_errors_with_a_cause(content, error, said, tmp_path)
 
 
 def test_files_of_other_programs_load_without_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr("keras_dist.storage.array_store._warned", [])
+    monkeypatch.setattr("keras_dist.formats.array_store._warned", [])
     folder = folder_of(tmp_path / "llama")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -19,9 +19,9 @@ from keras_dist._support.arguments import (
     check_numbers,
     check_optional,
 )
-from keras_dist.layers.call_arguments import InputSpec
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import AlphaArguments, Identifier, LayerArguments
+from keras_dist.layers.base.call_arguments import InputSpec
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.weight_arguments import AlphaArguments, Identifier, LayerArguments
 
 __all__ = ["ELU", "Activation", "LeakyReLU", "PReLU", "ReLU", "Softmax"]
 

@@ -12,7 +12,7 @@ from keras_dist import random
 from keras_dist._support.arguments import check_fraction, check_option
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.layer import Layer
+from keras_dist.layers.base.layer import Layer
 from keras_dist.ops.attention import softmax_of_kept
 
 

@@ -15,11 +15,11 @@ from keras_dist import regularizers
 from keras_dist._support.arguments import check_axes, check_fraction, check_optional, check_size, check_sizes
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError
-from keras_dist.layers.call_arguments import InputSpec
+from keras_dist.layers.base.call_arguments import InputSpec
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.weight_arguments import KernelAndBiasArguments, Layout, defaults_of
 from keras_dist.layers.core.dense import EinsumDense
-from keras_dist.layers.layer import Layer
 from keras_dist.layers.regularization.regularization import Dropout
-from keras_dist.layers.weight_arguments import KernelAndBiasArguments, Layout, defaults_of
 from keras_dist.ops.attention import attend, positions_kept, ring_options
 from keras_dist.ops.ring_attention import ring_for
 

@@ -12,10 +12,10 @@ from keras_dist import activations
 from keras_dist._support.arguments import check_option, check_size, check_sizes
 from keras_dist._support.dim_names import INPUTS, OUTPUTS
 from keras_dist.errors import ModelError
-from keras_dist.layers.call_arguments import InputSpec
-from keras_dist.layers.lora import LoraLayer
-from keras_dist.layers.spatial_layer import SpatialLayer
-from keras_dist.layers.weight_arguments import (
+from keras_dist.layers.base.call_arguments import InputSpec
+from keras_dist.layers.base.lora import LoraLayer
+from keras_dist.layers.base.spatial_layer import SpatialLayer
+from keras_dist.layers.base.weight_arguments import (
     BiasArguments,
     DepthwiseArguments,
     Identifier,

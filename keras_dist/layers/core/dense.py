@@ -17,9 +17,9 @@ from keras_dist._support.arguments import argument_error, check_size
 from keras_dist._support.dim_names import INPUTS, OUTPUTS, of_einsum
 from keras_dist._support.types import Shape
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.call_arguments import InputSpec
-from keras_dist.layers.lora import LoraLayer
-from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments
+from keras_dist.layers.base.call_arguments import InputSpec
+from keras_dist.layers.base.lora import LoraLayer
+from keras_dist.layers.base.weight_arguments import Identifier, KernelAndBiasArguments
 from keras_dist.losses.vocabulary import Projection
 from keras_dist.variables import call_context
 from keras_dist.variables.variable import Variable

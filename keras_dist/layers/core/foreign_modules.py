@@ -18,12 +18,12 @@ from keras_dist._support.array_operators import Operators, value_of
 from keras_dist._support.types import DTypeLike, PyTree, Shape
 from keras_dist.errors import ConfigError, ModelError, shorten, with_type
 from keras_dist.initializers import FromArray
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.module_precision import compute_under
-from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.layers.symbolic import is_shape
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.module_precision import compute_under
+from keras_dist.layers.base.other_frameworks import check_is_ours
+from keras_dist.layers.base.symbolic import is_shape
 from keras_dist.random.seeds import key_of, next_numbers
-from keras_dist.saving.object_registry import snake_case
+from keras_dist.serialization.object_registry import snake_case
 
 
 class NNXLayer(Layer):

@@ -12,7 +12,7 @@ from keras_dist._support.arguments import LARGEST_SIZE, is_int
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import DTypeLike, Shape
 from keras_dist.errors import ModelError, shorten, with_type
-from keras_dist.layers.layer import Layer
+from keras_dist.layers.base.layer import Layer
 from keras_dist.symbolic.tensors import TEXT, KerasTensor, Node, is_text
 
 

@@ -14,10 +14,10 @@ from flax import nnx
 from keras_dist._support.arguments import check_numbers
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import LayerArguments
-from keras_dist.saving import custom_object_scope, get_registered_object
-from keras_dist.saving.serialization import is_lambda, lambda_refused
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.weight_arguments import LayerArguments
+from keras_dist.serialization import custom_object_scope, get_registered_object
+from keras_dist.serialization.object_configs import is_lambda, lambda_refused
 
 
 class Lambda(Layer):

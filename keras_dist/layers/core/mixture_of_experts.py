@@ -25,9 +25,9 @@ from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import may_use_kernels, note_kernel, traced_distribution
 from keras_dist.distribution.variables import describe_variables
-from keras_dist.layers.call_arguments import InputSpec
-from keras_dist.layers.lora import AdaptableLayer, AdaptedWeight, lora_update
-from keras_dist.layers.weight_arguments import Identifier, LayerArguments, Layout
+from keras_dist.layers.base.call_arguments import InputSpec
+from keras_dist.layers.base.lora import AdaptableLayer, AdaptedWeight, lora_update
+from keras_dist.layers.base.weight_arguments import Identifier, LayerArguments, Layout
 from keras_dist.variables.variable import Variable
 
 _Constraint = Callable[[jax.Array], jax.Array]

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from keras_dist._support.arguments import argument_error, check_flag, check_size
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.shape_calls import example, shapes_of_call, stacked_weights
+from keras_dist.layers.base.stacked_layers import scan_layers
+from keras_dist.layers.base.weight_arguments import LayerArguments
 from keras_dist.layers.core.wrapper import Wrapper
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.shape_calls import example, shapes_of_call, stacked_weights
-from keras_dist.layers.stacked_layers import scan_layers
-from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.variables import call_context
 
 

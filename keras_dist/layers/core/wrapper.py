@@ -15,14 +15,14 @@ from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import variable_role
 from keras_dist.errors import ModelError
 from keras_dist.initializers import TruncatedNormal
-from keras_dist.layers.call_arguments import InputSpec, call_parameters
+from keras_dist.layers.base.call_arguments import InputSpec, call_parameters
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.other_frameworks import check_is_ours
+from keras_dist.layers.base.shape_calls import example, shapes_of_call
+from keras_dist.layers.base.stacked_layers import add_losses, call_inside
+from keras_dist.layers.base.weight_arguments import LayerArguments
+from keras_dist.layers.base.weights import walk
 from keras_dist.layers.core.foreign_modules import as_layer
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.layers.shape_calls import example, shapes_of_call
-from keras_dist.layers.stacked_layers import add_losses, call_inside
-from keras_dist.layers.weight_arguments import LayerArguments
-from keras_dist.layers.weights import walk
 from keras_dist.ops.normalization import divided_by_norm
 
 _LARGEST_FACTOR = 1e7

@@ -14,8 +14,8 @@ from keras_dist._support.arguments import check_axes_exist, check_axis, is_int
 from keras_dist._support.array_operators import value_of
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.weight_arguments import LayerArguments
 from keras_dist.ops.normalization import divided_by_norm
 
 __all__ = ["Add", "Average", "Concatenate", "Dot", "Maximum", "Minimum", "Multiply", "Subtract", "add", "average"]

@@ -21,9 +21,9 @@ from keras_dist._support.arguments import (
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.call_arguments import InputSpec
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import GammaAndBetaArguments, Identifier, LayerArguments, Layout
+from keras_dist.layers.base.call_arguments import InputSpec
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.weight_arguments import GammaAndBetaArguments, Identifier, LayerArguments, Layout
 from keras_dist.ops.normalization import divided_by_norm, divided_by_rms, standardized, standardized_by, wide
 from keras_dist.variables.variable import Variable
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from keras_dist._support.arguments import check_option, check_sizes
 from keras_dist._support.types import PyTree
-from keras_dist.layers.spatial_layer import SpatialLayer
-from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.layers.base.spatial_layer import SpatialLayer
+from keras_dist.layers.base.weight_arguments import LayerArguments
 from keras_dist.ops import spatial
 
 __all__ = ["AdaptiveAveragePooling1D", "AdaptiveAveragePooling2D", "AdaptiveAveragePooling3D", "AdaptiveMaxPooling1D"]

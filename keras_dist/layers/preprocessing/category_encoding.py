@@ -20,8 +20,8 @@ from keras_dist._support.arguments import (
 )
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import DataError, ModelError, shorten
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.weight_arguments import LayerArguments
 from keras_dist.symbolic.tensors import KerasTensor
 
 OUTPUT_MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_dist._support.arguments import check_size
 from keras_dist.errors import DataError
-from keras_dist.layers.host_layer import HostLayer, as_rows
+from keras_dist.layers.base.host_layer import HostLayer, as_rows
 from keras_dist.layers.preprocessing.category_encoding import (
     OUTPUT_MODES,
     check_dense,

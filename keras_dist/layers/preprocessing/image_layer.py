@@ -13,8 +13,8 @@ from keras_dist._support.arguments import argument_error, check_number, check_op
 from keras_dist._support.types import PyTree
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.weight_arguments import LayerArguments
 from keras_dist.ops import image_transforms
 
 Factor = float | Sequence[float]  # two limits, or a number from which both follow

@@ -12,7 +12,8 @@ import numpy as np
 from keras_dist._support.arguments import argument_error, check_int, check_option, check_optional
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ConfigError, DataError, ModelError, shorten
-from keras_dist.layers.host_layer import HostLayer, as_rows, objects
+from keras_dist.files.drafts import write_file
+from keras_dist.layers.base.host_layer import HostLayer, as_rows, objects
 from keras_dist.layers.preprocessing.category_encoding import (
     OUTPUT_MODES,
     batches_of,
@@ -31,7 +32,6 @@ from keras_dist.layers.preprocessing.vocabulary import (
     lines_of,
     tokens_of,
 )
-from keras_dist.saving.drafts import write_file
 from keras_dist.symbolic.tensors import KerasTensor
 
 _LEFT_OUT = 2**62  # the index of tokens that vectors ignore

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Unpack
 import jax
 import jax.numpy as jnp
 
+from keras_dist.layers.base.weight_arguments import LayerArguments
 from keras_dist.layers.preprocessing.image_layer import Factor, RandomImageLayer, check_range, check_value_range
-from keras_dist.layers.weight_arguments import LayerArguments
 
 __all__ = ["RandomBrightness", "RandomContrast"]
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from keras_dist import random
 from keras_dist._support.arguments import check_number, check_option, check_optional, check_size
+from keras_dist.layers.base.weight_arguments import LayerArguments
 from keras_dist.layers.preprocessing.image_layer import Factor, RandomImageLayer, check_range
-from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.ops import image_transforms
 
 __all__ = ["RandomCrop", "RandomFlip", "RandomRotation", "RandomTranslation", "RandomZoom"]

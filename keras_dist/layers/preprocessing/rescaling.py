@@ -14,8 +14,8 @@ from keras_dist._support.arguments import check_axes, check_axes_exist, check_br
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.config.settings import epsilon, image_data_format
 from keras_dist.errors import DataError, ModelError, shorten, with_type
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.weight_arguments import LayerArguments
 from keras_dist.variables import call_context
 
 _CHUNK_BYTES = 2**26  # size of the parts of an array that `adapt` converts at a time

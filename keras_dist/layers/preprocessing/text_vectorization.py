@@ -11,7 +11,7 @@ import numpy as np
 from keras_dist._support.arguments import argument_error, check_int, check_option, check_optional, is_int
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import DataError, ModelError, shorten
-from keras_dist.layers.host_layer import HostLayer, as_rows, objects
+from keras_dist.layers.base.host_layer import HostLayer, as_rows, objects
 from keras_dist.layers.preprocessing.category_encoding import OUTPUT_MODES, batches_of, check_dense, check_output_mode
 from keras_dist.layers.preprocessing.index_lookup import StringLookup
 from keras_dist.symbolic.tensors import KerasTensor

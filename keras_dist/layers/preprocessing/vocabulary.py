@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_dist._support.arguments import argument_error
 from keras_dist.errors import DataError, shorten, unreadable
-from keras_dist.saving.regular_files import read_regular
+from keras_dist.files.regular_files import read_regular
 
 Token = str | int
 

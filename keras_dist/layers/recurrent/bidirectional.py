@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from keras_dist._support.arguments import check_option
 from keras_dist._support.types import PyTree, Shape
 from keras_dist.errors import ModelError, shorten, with_type
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.saving.serialization import lambdas_kept
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.other_frameworks import check_is_ours
+from keras_dist.serialization.object_configs import lambdas_kept
 
 
 class Bidirectional(Layer):

@@ -14,11 +14,11 @@ from keras_dist._support.arguments import check_option, check_sizes
 from keras_dist._support.types import Shape
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
-from keras_dist.layers.call_arguments import InputSpec
+from keras_dist.layers.base.call_arguments import InputSpec
+from keras_dist.layers.base.weight_arguments import Identifier
 from keras_dist.layers.recurrent.recurrent_cell import Noise, RecurrentArguments, RecurrentCell, Step
 from keras_dist.layers.recurrent.recurrent_layers import lstm_states, with_open_forget_gate
 from keras_dist.layers.recurrent.rnn import RecurrentLayer, RecurrentLayerArguments
-from keras_dist.layers.weight_arguments import Identifier
 from keras_dist.ops.spatial import SpatialDims, convolve
 
 

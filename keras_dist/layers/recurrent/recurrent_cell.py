@@ -12,8 +12,8 @@ from keras_dist import activations, random
 from keras_dist._support.arguments import check_fraction, check_option, check_size
 from keras_dist._support.dim_names import INPUTS, OUTPUTS
 from keras_dist.errors import ModelError
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments, Layout
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.weight_arguments import Identifier, KernelAndBiasArguments, Layout
 
 Noise = tuple[list[jax.Array], list[jax.Array]]
 """Dropout factors of inputs and states: no array, one, or one for each gate."""

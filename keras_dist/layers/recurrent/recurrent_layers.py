@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._support.types import DTypeLike
+from keras_dist.layers.base.weight_arguments import Identifier
 from keras_dist.layers.recurrent.recurrent_cell import (
     GatedArguments,
     GatedCell,
@@ -20,7 +21,6 @@ from keras_dist.layers.recurrent.recurrent_cell import (
     project,
 )
 from keras_dist.layers.recurrent.rnn import RecurrentLayer, RecurrentLayerArguments
-from keras_dist.layers.weight_arguments import Identifier
 
 __all__ = ["GRU", "LSTM", "GRUCell", "LSTMCell", "SimpleRNN", "SimpleRNNCell"]
 

@@ -14,15 +14,15 @@ from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import PyTree, Shape
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError, with_type
-from keras_dist.layers.call_arguments import InputSpec
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.other_frameworks import check_is_ours
+from keras_dist.layers.base.call_arguments import InputSpec
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.other_frameworks import check_is_ours
+from keras_dist.layers.base.shape_calls import shapes_of_call
+from keras_dist.layers.base.stacked_layers import add_losses, call_inside
+from keras_dist.layers.base.weight_arguments import LayerArguments, keyword_defaults, show_keywords
 from keras_dist.layers.recurrent.recurrent_cell import RecurrentArguments, RecurrentCell
 from keras_dist.layers.recurrent.time_loop import scan_time
-from keras_dist.layers.shape_calls import shapes_of_call
-from keras_dist.layers.stacked_layers import add_losses, call_inside
-from keras_dist.layers.weight_arguments import LayerArguments, keyword_defaults, show_keywords
-from keras_dist.saving.object_registry import snake_case
+from keras_dist.serialization.object_registry import snake_case
 from keras_dist.variables.variable import Variable
 
 

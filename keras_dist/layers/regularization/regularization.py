@@ -13,9 +13,9 @@ import numpy as np
 from keras_dist import random, regularizers
 from keras_dist._support.arguments import argument_error, check_broadcasts, check_fraction, check_number, is_int
 from keras_dist._support.types import DTypeLike, Shape
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.spatial_layer import SpatialLayer
-from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.spatial_layer import SpatialLayer
+from keras_dist.layers.base.weight_arguments import LayerArguments
 from keras_dist.mixed_precision import DTypePolicy
 
 __all__ = ["ActivityRegularization", "AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise", "SpatialDropout1D"]

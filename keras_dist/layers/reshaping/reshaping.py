@@ -14,10 +14,10 @@ from keras_dist._support.arguments import argument_error, check_option, check_si
 from keras_dist._support.types import Shape
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
-from keras_dist.layers.call_arguments import InputSpec
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.spatial_layer import SpatialLayer
-from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.layers.base.call_arguments import InputSpec
+from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.spatial_layer import SpatialLayer
+from keras_dist.layers.base.weight_arguments import LayerArguments
 from keras_dist.ops import image_transforms
 
 __all__ = ["Cropping1D", "Cropping2D", "Cropping3D", "Flatten", "Permute", "RepeatVector", "Reshape", "UpSampling1D"]

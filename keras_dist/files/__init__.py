@@ -1,0 +1,1 @@
+"""Files: tensors, drafts, locks and buckets."""

@@ -1,0 +1,1 @@
+"""Base of layers: building, attributes, weights, calls."""

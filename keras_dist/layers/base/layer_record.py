@@ -1,0 +1,71 @@
+"""`LayerRuntime`: state of a layer outside of its NNX graph, where NNX would copy it.
+
+What a layer has besides arrays is one record in one slot: NNX takes attributes for parts of the graph, and copies them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from keras_dist._support.types import PyTree
+
+if TYPE_CHECKING:
+    import jax
+    from flax import nnx
+
+    from keras_dist.layers.base.layer import Layer
+    from keras_dist.symbolic.tensors import Node
+    from keras_dist.variables.variable import Variable
+
+
+class Membership(Protocol):
+    """The model that a layer is in."""
+
+    prefix: str
+
+    def handle(self, variable: nnx.Variable) -> Any: ...
+
+    def add_weights(self, layer: Layer, change: Callable[[], None]) -> None: ...
+
+
+@dataclasses.dataclass(eq=False)
+class LayerRuntime:
+    """State of a layer outside of its NNX graph.
+
+    Attributes:
+        nodes: calls on symbolic tensors.
+        original: of a copy that is called for shapes, the layer that was copied.
+        membership: the first model that contains the layer.
+        built_for_shapes: whether a call on symbolic tensors has built the layer, or a model that creates its weights.
+        views: views of the weights of a foreign module outside of a model, by path.
+        made: names and weights created so far by a running `build`; None at other times.
+        shapes: the arguments of `build`, by parameter.
+        added: losses added in the last call.
+        made_in_call: whether the layer was made in the call of another layer.
+    """
+
+    nodes: list[Node] = dataclasses.field(default_factory=list)
+    original: Any = None
+    membership: Membership | None = None
+    built_for_shapes: bool = False
+    views: dict[str, Variable] = dataclasses.field(default_factory=dict)
+    made: list[tuple[str, Variable]] | None = None
+    shapes: dict[str, PyTree] = dataclasses.field(default_factory=dict)
+    added: list[jax.Array] = dataclasses.field(default_factory=list)
+    made_in_call: bool = False
+
+
+class HasRuntime:
+    """A module with a runtime, which is empty in copies."""
+
+    __slots__ = ("_arguments", "_runtime")
+
+    _runtime: LayerRuntime
+    _runtime_type: ClassVar[type[LayerRuntime]] = LayerRuntime
+
+    def _begin_runtime(self) -> LayerRuntime:
+        runtime = self._runtime_type()
+        object.__setattr__(self, "_runtime", runtime)  # bypasses NNX
+        return runtime

@@ -1,0 +1,110 @@
+"""Layers called on symbolic tensors, `layers.Dense(10)(Input((8,)))`, and the shapes of their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from keras_dist._support.types import DTypeLike, PyTree
+from keras_dist.errors import NotAvailableError
+from keras_dist.layers.base.call_arguments import call_parameters, called_with_shapes, tensor_arguments
+from keras_dist.layers.base.shape_calls import building_for_shapes, copy_for_shapes
+from keras_dist.symbolic import tensors
+from keras_dist.symbolic.shape_tracing import sizes_of_unknown
+from keras_dist.symbolic.tensors import KerasTensor, Node
+from keras_dist.symbolic.tensors import is_any_symbolic as is_any_symbolic
+from keras_dist.symbolic.tensors import is_text as is_text
+from keras_dist.variables import call_context
+
+if TYPE_CHECKING:
+    from keras_dist.layers.base.layer import Layer
+
+
+def connect(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+    """Return the symbolic outputs of a layer for symbolic inputs, and add the call to the graph."""
+    node = tensors.connect(layer, args, kwargs)
+    layer._runtime.nodes.append(node)
+    is_model = hasattr(type(layer).build, "creates_weights")
+    if not (layer._is_built or is_model or tensors.runs_on_host(layer) or layer._needs_no_building()):
+        with building_for_shapes(layer):  # its own method has returned the shapes
+            called_with_shapes(layer.build, tensor_arguments(call_parameters(type(layer)), args, kwargs, KerasTensor))
+    return node.outputs
+
+
+def traced_outputs(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+    """Return the symbolic outputs of a call, with their masks, by tracing a call for shapes."""
+    leaves, _ = jax.tree.flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, KerasTensor)]
+    shapes = [leaves[place].shape for place in places]
+
+    def traced_in(tree: PyTree) -> list[Any]:
+        found = jax.tree.leaves(tree)
+        return [found[place] for place in places]
+
+    def run(args: Any, kwargs: Any, masks: list[tuple[jax.Array, jax.Array]]) -> tuple[PyTree, list[Any]]:
+        called = copy_for_shapes(layer)
+        with call_context.entered(anew=True) as context:
+            context.sizes_of_unknown = sizes_of_unknown(shapes, traced_in((args, kwargs)))
+            for array, mask in masks:
+                context.set_mask(array, mask)
+            outputs = called(*args, **kwargs)
+            return outputs, [context.mask_of(leaf) for leaf in jax.tree.leaves(outputs)]
+
+    return tensors.traced_outputs(layer, run, args, kwargs)
+
+
+def first_node(layer: Layer) -> Node:
+    """Return the first call of a layer on symbolic tensors."""
+    nodes = layer._runtime.nodes
+    if not nodes:
+        given = "a layer that was not called on symbolic tensors"
+        fix = "x = Input(shape); y = layer(x)"
+        raise NotAvailableError(f"layer {layer.name!r} has no symbolic input and output", given=given, fix=fix)
+    return nodes[0]
+
+
+def output_spec(
+    layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], defines_shape: bool, makes_masks: bool
+) -> PyTree:
+    """Return the symbolic outputs of a call: by tracing it, or by the layer's own `compute_output_shape`."""
+    leaves = jax.tree.leaves((args, kwargs))
+    # masks follow from tracing alone
+    if not defines_shape or makes_masks or any(getattr(leaf, "mask", None) is not None for leaf in leaves):
+        try:
+            return traced_outputs(layer, args, kwargs)
+        except jax.errors.JAXTypeError:
+            if not defines_shape:
+                raise
+    given = tensor_arguments(call_parameters(type(layer)), args, kwargs, KerasTensor)
+    return tensors_of(called_with_shapes(layer.compute_output_shape, given), layer.compute_dtype)
+
+
+def output_shape(layer: Layer, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> PyTree:
+    """Return the output shapes of a layer for input shapes, given as arguments such as `value_shape`."""
+    named = {name.removesuffix("_shape"): shape for name, shape in kwargs.items()}
+    if not args and kwargs.keys() == {"input_shape"}:
+        args, named = (named["input"],), {}
+    first = tuple(tensors_of(shape, layer.compute_dtype) for shape in args)
+    others = {name: tensors_of(shape, layer.compute_dtype) for name, shape in named.items()}
+    # not by `compute_output_spec` of the base, which asks a `compute_output_shape` that may have come here by `super()`
+    is_traced = hasattr(layer.compute_output_spec, "is_default")
+    outputs = (traced_outputs if is_traced else tensors.infer)(layer, first, others)
+    return jax.tree.map(lambda tensor: tensor.shape, outputs)
+
+
+def tensors_of(shapes: PyTree, dtype: DTypeLike) -> PyTree:
+    """Return symbolic tensors of these shapes: tuples or lists of sizes and None."""
+    return jax.tree.map(
+        lambda shape: None if shape is None else KerasTensor(shape, dtype),
+        shapes,
+        is_leaf=lambda value: value is None or is_shape(value),
+    )
+
+
+def is_shape(value: Any) -> bool:
+    """Return whether a value is one shape: a tuple, or a non-empty list, of sizes and None."""
+    if isinstance(value, list) and not value:
+        return False
+    return isinstance(value, list | tuple) and all(size is None or isinstance(size, int) for size in value)
