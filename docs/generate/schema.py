@@ -83,7 +83,9 @@ def _prose(kind: type[BaseModel], strategy: str) -> str:
 
 
 def _made(name: str) -> Any:
-    module, _, attribute = f"keras_dist.distribution.{name}".replace("distribution.presets", "planner.presets").rpartition(".")
+    module, _, attribute = f"keras_dist.distribution.{name}".replace(
+        "distribution.presets", "planner.presets"
+    ).rpartition(".")
     return getattr(importlib.import_module(module), attribute, None)
 
 

@@ -20,7 +20,6 @@ import numpy as np
 
 from keras_dist._support.arguments import check_is_mesh
 from keras_dist._support.array_operators import value_of, values_in
-from keras_dist._support.lending import Borrower, Lendable
 from keras_dist._support.signatures import takes
 from keras_dist._support.stateless_scope import StatelessScope, trace_error
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
@@ -29,6 +28,7 @@ from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorte
 from keras_dist.serialization.configurable import Configurable, not_initialised
 from keras_dist.serialization.object_registry import snake_case
 from keras_dist.variables import Variable, call_context
+from keras_dist.variables.lending import Borrower, Lendable
 
 _INITIALIZERS: dict[str, Callable[..., np.ndarray]] = {"zeros": np.zeros, "ones": np.ones}
 

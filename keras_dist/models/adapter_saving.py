@@ -39,7 +39,7 @@ def save(
     **others: Any,
 ) -> None:
     """Write the adapters of a model; see `Model.save_adapter`."""
-    session, adapters = model._with_weights(), model._runtime.adapters
+    session, adapters = model._with_weights(), model._record.adapters
     if adapters is None:
         fix = 'model.enable_lora(rank=8, layers=".*/query") first; save_weights saves all weights'
         raise ModelError("save_adapter: the model has no adapters", given=f"model {model.name!r}", fix=fix)
@@ -72,7 +72,7 @@ def load(
     model: AdapterMethods, filepath: str | os.PathLike[str], weight_map: WeightMap | None, dropout: float | None
 ) -> None:
     """Set the adapters of a model to those in files; see `Model.load_adapter`."""
-    session, adapters = model._with_weights(), model._runtime.adapters
+    session, adapters = model._with_weights(), model._record.adapters
     folder, everything = adapter_folder("load_adapter", filepath), _groups(model, session, weight_map)
     merged = merged_weights(model, session)
     here = None if adapters is None else {path: _scale(one, adapters.weights) for path, one in merged.items()}

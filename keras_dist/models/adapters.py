@@ -209,7 +209,7 @@ def enable(
         adapted = {one.weight: one.layer for one in candidates if one.layer is not None}
         change = functools.partial(_adapt, adapted.values(), factors.values(), frozen)
         change_weights(session, {"": session.model, **_owners(adapted)}, change)
-    model._runtime.adapters = Adapters(scales, dropout, frozen)
+    model._record.adapters = Adapters(scales, dropout, frozen)
 
 
 def _by_rules(
@@ -273,12 +273,12 @@ def _freezable(session: BuiltModel, candidates: Iterable[Candidate]) -> tuple[Va
 
 
 def _check_free(model: AdapterMethods, session: BuiltModel) -> None:
-    if model._runtime.keras_model is not None:
+    if model._record.keras_model is not None:
         given = "a model that from_keras made"
         fix = "call enable_lora of Keras's layers before Model.from_keras"
         raise ModelError("enable_lora: Keras's layers have their own adapters", given=given, fix=fix)
-    if model._runtime.adapters is not None:
-        given = f"adapters of {len(model._runtime.adapters.weights)} weights"
+    if model._record.adapters is not None:
+        given = f"adapters of {len(model._record.adapters.weights)} weights"
         fix = "call model.merge_lora() first, or choose all layers in one call"
         raise ModelError("enable_lora: the model has adapters already", given=given, fix=fix)
     if session.cell.graph.is_foreign and ROOT in vars(session.model):
@@ -288,7 +288,7 @@ def _check_free(model: AdapterMethods, session: BuiltModel) -> None:
 
 def merge(model: AdapterMethods) -> None:
     """Add all updates to their weights, remove the factors, and train as before; see `Model.merge_lora`."""
-    session, adapters = model._with_weights(), model._runtime.adapters
+    session, adapters = model._with_weights(), model._record.adapters
     merged = merged_weights(model, session)
     if not merged:
         raise ModelError("merge_lora: the model has no adapters", fix="model.enable_lora(rank=8, layers='.*/query')")
@@ -306,8 +306,8 @@ def merge(model: AdapterMethods) -> None:
             variable.freeze(False)
 
     change: Callable[[], None] = remove if layers else functools.partial(remove_factors, session.model)
-    source = model._runtime.source
+    source = model._record.source
     trainable = None if source is None else source.trainable
     change_weights(session, {"": session.model, **_owners(layers)}, change, trainable)
     model._merged_after = merged_after
-    model._runtime.adapters = None
+    model._record.adapters = None

@@ -67,7 +67,7 @@ def clone_model(
         raise _misfit("call_function", call_function, model, "a functional model")
     with in_place_of(model):
         clone = _cloned(model, input_tensors, clone_function, call_function, recursive)
-    if lora := written(model._runtime.adapters):
+    if lora := written(model._record.adapters):
         clone._with_weights()
         clone.enable_lora(**lora)
     choices = model._compile_config
@@ -125,8 +125,8 @@ class _Cloning:
             clones = {name: self._clone_layer(layer, str(name)) for name, layer in children_of(model._members)}
             layers = [clones[name] for name in model._chain.names]
             clone = type(model)(layers=[*inputs, *layers], **arguments_but(model, "layers"))
-            if graph is None and not inputs and model._runtime.built_for is not None:
-                clone._build_for(model._runtime.built_for)
+            if graph is None and not inputs and model._record.built_for is not None:
+                clone._build_for(model._record.built_for)
             return clone
         values = dict(zip(map(id, model.inputs), inputs, strict=True))
         names = {id(step.operation): step.name for step in steps}

@@ -143,19 +143,19 @@ class CompileMethods(StepMethods):
         """
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self._check_idle("compile")
-        keras_model = self._runtime.keras_model
+        keras_model = self._record.keras_model
         if keras_model is not None:
             parameters = inspect.signature(self.compile).parameters
             if all(arguments[name] is parameter.default for name, parameter in parameters.items()):
                 arguments |= keras_model.compile_arguments()
-        self._runtime.choices = choices = _config_of(self, arguments)
+        self._record.choices = choices = _config_of(self, arguments)
         if self._built is not None:
             self._built.compile(choices)
 
     @property
     def compiled(self) -> bool:
         """Whether `compile` was called."""
-        return self._runtime.choices is not None
+        return self._record.choices is not None
 
     @property
     def optimizers(self) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def _objective(
 ) -> Objective | None:
     """Return loss and metrics; None for a pure train step without a loss."""
     loss, metrics, weighted_metrics = given["loss"], given["metrics"], given["weighted_metrics"]
-    may_add = model._may_add_losses or model._runtime.keras_model is not None
+    may_add = model._may_add_losses or model._record.keras_model is not None
     is_own = protocol is not None and bool(protocol.steps.keys() & {"train", "test"})
     if loss is None and train_step is not None:
         if metrics or weighted_metrics:

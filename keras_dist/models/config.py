@@ -48,7 +48,7 @@ def arguments_but(model: SavingMethods, *names: str) -> dict[str, Any]:
 
 def check_not_of_keras(model: SavingMethods) -> None:
     """Raise for a model of `from_keras`, which only Keras can save."""
-    if model._runtime.keras_model is not None:
+    if model._record.keras_model is not None:
         given = f"model {model.name!r}, which wraps a keras.Model"
         fix = 'model.to_keras().save("model.keras"); or kd.checkpoint.CheckpointManager(model, directory).save()'
         raise ModelError("a model that from_keras made is saved by Keras", given=given, fix=fix)
@@ -114,7 +114,7 @@ def read_layer(config: Any) -> Layer:
     if not isinstance(layer, Layer):
         summary = "the config of a model contains an entry that is not a layer"
         raise ConfigError(summary, given=shorten(config), fix="write it again with model.get_config()")
-    is_named = bool(layer._runtime.nodes)  # by a model that shares it
+    is_named = bool(layer._record.nodes)  # by a model that shares it
     return layer if is_named else named(layer, config.get("name", layer.name))
 
 

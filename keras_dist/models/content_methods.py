@@ -114,8 +114,8 @@ class ContentMethods(AdapterMethods):
 
         If the outputs are a dict, its keys name losses and metrics instead. A model of `from_keras` has Keras's names.
         """
-        if self._runtime.keras_model is not None:
-            return self._runtime.keras_model.output_names
+        if self._record.keras_model is not None:
+            return self._record.keras_model.output_names
         return list(self._graph.output_names) if self._graph is not None else None
 
     @property
@@ -279,7 +279,7 @@ class ContentMethods(AdapterMethods):
         """
         self._check_idle("redistribute")
         self._with_weights().redistribute(check_distribution("distribution", distribution))
-        self._runtime.made_under = distribution
+        self._record.made_under = distribution
 
     def plan(
         self,
@@ -315,7 +315,7 @@ class ContentMethods(AdapterMethods):
             ModelError: the model is not compiled; or there is neither a batch nor a `fit`.
         """
         self._check_compiled("plan")
-        batch = self._runtime.batch if x is None else (self._prepared(x), y, sample_weight)
+        batch = self._record.batch if x is None else (self._prepared(x), y, sample_weight)
         if batch is None:
             fix = "model.plan(x, y), or model.plan() after fit"
             raise ModelError("plan needs a batch", given="x=None, before the first fit", fix=fix)
@@ -329,8 +329,8 @@ class ContentMethods(AdapterMethods):
         symbols = self._symbols
         if symbols is not None:
             return symbols
-        if self._runtime.nodes:  # of the first call as a layer of another model
-            return self._runtime.nodes[0].inputs, self._runtime.nodes[0].outputs
+        if self._record.nodes:  # of the first call as a layer of another model
+            return self._record.nodes[0].inputs, self._record.nodes[0].outputs
         summary = f"model {self.name!r} has no symbolic inputs and outputs"
         given = f"a {type(self).__name__} that was not made from symbolic tensors"
         raise NotAvailableError(summary, given=given, fix="call it on Input(shape) and make a Model of the two")

@@ -47,7 +47,7 @@ def documents_of(model: SavingMethods) -> dict[str, Any]:
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
     if not model._with_weights().cell.graph.is_foreign:
         documents = {CONFIG: _written_model(model), **documents}
-    lora = written(model._runtime.adapters)
+    lora = written(model._record.adapters)
     return documents if lora is None else {**documents, LORA: lora}
 
 
@@ -101,14 +101,14 @@ _END = "_shape"
 
 def written_build(model: SavingMethods) -> dict[str, Any] | None:
     """Return the argument of `build_as`; None without weights, or if none is needed. See `Model.get_build_config`."""
-    runtime = model._runtime
-    if model._graph is not None or (runtime.built_for is None and not runtime.built_by_name):
+    record = model._record
+    if model._graph is not None or (record.built_for is None and not record.built_by_name):
         return None
-    if runtime.built_for is not None:
-        return {"input_shape": _shapes(runtime.built_for), "input_dtype": _dtypes(runtime.built_for)}
+    if record.built_for is not None:
+        return {"input_shape": _shapes(record.built_for), "input_dtype": _dtypes(record.built_for)}
     return {
-        "shapes_dict": {f"{name}{_END}": _shapes(tensors) for name, tensors in runtime.built_by_name.items()},
-        "input_dtype": {name: _dtypes(tensors) for name, tensors in runtime.built_by_name.items()},
+        "shapes_dict": {f"{name}{_END}": _shapes(tensors) for name, tensors in record.built_by_name.items()},
+        "input_dtype": {name: _dtypes(tensors) for name, tensors in record.built_by_name.items()},
     }
 
 
@@ -160,13 +160,13 @@ def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         with model.at_rest():
             arrays = [host_copy(array) for array in session.cell.arrays]
         state = (session.seed, session.fits, dict(zip(names_of(session), arrays, strict=True)))
-    return _unpickled, (custom_objects, *documents, state, written(model._runtime.adapters))
+    return _unpickled, (custom_objects, *documents, state, written(model._record.adapters))
 
 
 def copied(model: SavingMethods) -> Any:
     """Return a copy of the model with copied arrays, on the same distribution."""
     make, arguments = reduced(model)
-    made_under = model._runtime.made_under if arguments[4] is None else model._with_weights().distribution
+    made_under = model._record.made_under if arguments[4] is None else model._with_weights().distribution
     with contextlib.nullcontext() if made_under is None else made_under.scope(), in_place_of(model):
         return make(*arguments)
 

@@ -82,7 +82,7 @@ def _signature(model: SavingMethods, given: PyTree) -> tuple[Structure, list[tup
             given=f"layers {', '.join(repr(node.operation.name) for node in model._graph.host_nodes)}",
             fix="export the model of the other layers, and call the first ones on what goes into the program",
         )
-    known = model.input if model._graph is not None else model._runtime.built_for
+    known = model.input if model._graph is not None else model._record.built_for
     if given is None and known is None:
         raise ModelError(
             f"export: it is not known what model {model.name!r} takes",

@@ -168,8 +168,8 @@ def checked_seed(model: Trainer, mode: Mode, seed: Any, call: ModuleCall | None 
     """Return `seed`; raise if the step of this mode draws nothing from the `rngs` of a call."""
     if seed is None:
         return None
-    source = model._runtime.source
-    takes_rngs = source is not None and source.call is not None and not model._runtime.keras_model
+    source = model._record.source
+    takes_rngs = source is not None and source.call is not None and not model._record.keras_model
     if call is None and (not takes_rngs or model._chosen().is_own(mode)):
         given = f"seed={shorten(seed)}, a model that does not draw from the `rngs` of a call"
         fix = "draw from the `rngs` of a call; reset layers with a seed by seed_generator.state.assign((1, 0))"

@@ -20,7 +20,6 @@ from flax import nnx
 
 from keras_dist import random
 from keras_dist._support import tree_paths
-from keras_dist._support.lending import Lendable, shapes_only, switching
 from keras_dist._support.signatures import keywords_taken
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import in_trace_of, raw_value
@@ -46,7 +45,7 @@ from keras_dist.models.model_distribution import (
     no_layout_yet,
     place_of,
 )
-from keras_dist.models.model_record import ModelRuntime
+from keras_dist.models.model_record import ModelRecord
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.built_model import BuiltModel, describe
@@ -56,6 +55,7 @@ from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 from keras_dist.variables import call_context
 from keras_dist.variables.initial_values import Drawn, Wanted, create
+from keras_dist.variables.lending import Lendable, shapes_only, switching
 from keras_dist.variables.variable import Owners, Variable
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ def built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
-    runtime = model._runtime
-    if runtime.source is not None:
-        runtime.session = runtime.source.session(runtime.made_under or current_distribution())
-        if runtime.choices is not None:
-            runtime.session.compile(runtime.choices)
-        return runtime.session
+    record = model._record
+    if record.source is not None:
+        record.session = record.source.session(record.made_under or current_distribution())
+        if record.choices is not None:
+            record.session.compile(record.choices)
+        return record.session
     if model._graph is not None:
         return create_weights(model, (model._graph.on_devices.inputs,), {})
     return create_weights(model, *_symbols_of_call(model, args, kwargs))
@@ -104,8 +104,8 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     check_not_forked()
     model._check_initialised()
     named_layers(model)
-    runtime = model._runtime
-    chosen = current_distribution() if runtime.made_under is None else runtime.made_under
+    record = model._record
+    chosen = current_distribution() if record.made_under is None else record.made_under
     if chosen is not None and chosen.is_searched:
         raise no_layout_yet(f"model {model.name!r}, whose weights are created")
     seed, described = random.next_seed(), described_model(model, (args, kwargs), chosen)
@@ -116,7 +116,7 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     places = positions_of(model, graph.parts)
     for _, layer in layers_below(model):
         layer._is_built = layer._is_built or _is_model(layer)
-    before = runtime.session_before
+    before = record.session_before
     if before is not None:
         before.cell.leave()
 
@@ -141,11 +141,11 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     settle(model, before, session)
     session.trainability = TrainableFlags(model, graph.specs)
     session.stated = session.trainability.stated()
-    runtime.session, runtime.session_before, runtime.made_under = session, None, chosen
-    runtime.built_for = args[0] if len(args) == 1 and not kwargs else None
-    runtime.built_by_name = {} if runtime.built_for is not None else _tensors_by_name(model, args, kwargs)
-    if runtime.choices is not None:
-        session.compile(runtime.choices)
+    record.session, record.session_before, record.made_under = session, None, chosen
+    record.built_for = args[0] if len(args) == 1 and not kwargs else None
+    record.built_by_name = {} if record.built_for is not None else _tensors_by_name(model, args, kwargs)
+    if record.choices is not None:
+        session.compile(record.choices)
     model._after_creation(args, kwargs)
     return session
 
@@ -258,7 +258,7 @@ def _built_in_graph(models: Iterable[Layer]) -> Iterator[None]:
 def _existed(variable: nnx.Variable, owners: Owners) -> bool:
     """Return whether a variable was made before its layer was called for shapes, as in a constructor."""
     layer = owners[0] if owners else None
-    return variable.get_metadata("made_early", False) or not (layer and layer._runtime.built_for_shapes)
+    return variable.get_metadata("made_early", False) or not (layer and layer._record.built_for_shapes)
 
 
 def _tensors_by_name(model: StepMethods, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, PyTree]:
@@ -280,9 +280,9 @@ def _built_before(model: StepMethods) -> dict[str, str | None]:
     """Return Keras's path, or None, of each layer that was built before the model, by its path."""
     found: dict[str, str | None] = {}
     for path, layer in layers_below(model):
-        membership: Any = layer._runtime.membership
-        is_own = membership is not None and membership.session is model._runtime.session_before
-        if layer is not model and not is_own and layer._is_built and not layer._runtime.built_for_shapes:
+        membership: Any = layer._record.membership
+        is_own = membership is not None and membership.session is model._record.session_before
+        if layer is not model and not is_own and layer._is_built and not layer._record.built_for_shapes:
             found[path] = layer.name if membership is None or not membership.prefix else None
     return found
 
@@ -303,7 +303,7 @@ def _build_uncalled(copy: nnx.Module) -> None:
 
 def _check_meshes(model: StepMethods, plan: LayoutPlan) -> None:
     """Check that variables shared with other models are on the mesh of this model."""
-    before = model._runtime.session_before
+    before = model._record.session_before
     for parts, variable in walk(model):
         cells = variable.keepers if isinstance(variable, Lendable) else []
         cells = [cell for cell in cells if before is None or cell is not before.cell]
@@ -321,14 +321,14 @@ def _distribution_of_shared(model: StepMethods) -> Distribution | None:
     layers = [layer for _, layer in layers_below(model) if layer is not model]
     if any(_made_under(layer) is not None for layer in layers):
         return None  # for `_check_inner_models`
-    memberships: Any = (layer._runtime.membership for layer in layers)
+    memberships: Any = (layer._record.membership for layer in layers)
     return next((membership.session.distribution for membership in memberships if membership is not None), None)
 
 
 def _made_under(layer: Layer) -> Distribution | None:
     """Return the distribution that a model was made under; None without one, and for other layers."""
-    runtime = layer._runtime
-    return runtime.made_under if isinstance(runtime, ModelRuntime) else None
+    record = layer._record
+    return record.made_under if isinstance(record, ModelRecord) else None
 
 
 def _check_inner_models(model: StepMethods, distribution: Distribution, chosen: Distribution | None) -> None:
@@ -354,9 +354,9 @@ def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None)
         forward = model._built.forward
         return dataclasses.replace(forward, distribution=distribution or forward.distribution, remat=remat)
     model._check_initialised()
-    asked = distribution or model._runtime.made_under or current_distribution()
-    if model._runtime.source is not None:
-        return dataclasses.replace(model._runtime.source.forward(asked), remat=remat)
+    asked = distribution or model._record.made_under or current_distribution()
+    if model._record.source is not None:
+        return dataclasses.replace(model._record.source.forward(asked), remat=remat)
     arguments = _symbols_of_call(model, (x,), {}) if model._graph is None else ((model._graph.on_devices.inputs,), {})
     described = described_model(model, arguments, asked)
     return Forward(described.graph, None, described.distribution, random.current_seed(), _compute_loss, remat)
@@ -365,7 +365,7 @@ def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None)
 def plan_before_search(model: StepMethods) -> LayoutPlan | None:
     """Return a plan of a model that awaits its layout, with replicated weights; None for others, or without inputs."""
     searched = model._awaits_layout
-    if searched is None or (model._runtime.source is None and model._graph is None):
+    if searched is None or (model._record.source is None and model._graph is None):
         return None
     distribution = ModelParallel(LayoutMap(searched.device_mesh))
     graph = forward_of(model, None, distribution).graph
@@ -440,21 +440,21 @@ def change_weights(
 @contextlib.contextmanager
 def _outside_of_models(modules: Iterable[nnx.Module]) -> Iterator[None]:
     """Take layers out of their models inside: a layer of a model may not change its attributes."""
-    runtimes: list[Any] = [module._runtime for module in modules if isinstance(module, Layer)]
-    memberships = [runtime.membership for runtime in runtimes]
+    records: list[Any] = [module._record for module in modules if isinstance(module, Layer)]
+    memberships = [record.membership for record in records]
     try:
-        for runtime in runtimes:
-            runtime.membership = None
+        for record in records:
+            record.membership = None
         yield
     finally:
-        for runtime, membership in zip(runtimes, memberships, strict=True):
-            runtime.membership = membership
+        for record, membership in zip(records, memberships, strict=True):
+            record.membership = membership
 
 
 def settle(model: Layer, before: BuiltModel | None, session: BuiltModel) -> None:
     """Register the model with its layers, except layers of another model."""
     for path, layer in layers_below(model):
-        runtime: Any = layer._runtime
-        membership = runtime.membership
+        record: Any = layer._record
+        membership = record.membership
         if membership is None or membership.session is before:
-            runtime.membership = ModelMembership(session, path)
+            record.membership = ModelMembership(session, path)

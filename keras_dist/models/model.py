@@ -37,16 +37,16 @@ def _then_create_weights(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def outermost(self: Any, *args: Any, **kwargs: Any) -> None:
-        runtime = self._runtime
-        if runtime.is_constructing:
+        record = self._record
+        if record.is_constructing:
             init(self, *args, **kwargs)
             return
-        runtime.is_constructing, runtime.made_under = True, current_distribution()
+        record.is_constructing, record.made_under = True, current_distribution()
         try:
             init(self, *args, **kwargs)
             self._check_initialised()
         finally:
-            runtime.is_constructing = False
+            record.is_constructing = False
         named_layers(self)
         if self._graph is not None and self._awaits_layout is None and not stacked_dims():
             self._with_weights()
@@ -182,7 +182,7 @@ class Model(ContentMethods):
         model._has_module = True
         if dtype is not None:
             model.dtype_policy = dtype
-        model._runtime.source = ModuleSource(factory_or_module, call, trainable, seed, model.dtype_policy)
+        model._record.source = ModuleSource(factory_or_module, call, trainable, seed, model.dtype_policy)
         return model._with_its_module()
 
     @classmethod
@@ -209,8 +209,8 @@ class Model(ContentMethods):
         source = adopt(model)
         made = cls(name=model.name, dtype=model.dtype_policy.name)
         made._has_module = True
-        made._runtime.source = ModuleSource.of_keras(source, seed)
-        made._runtime.keras_model = source
+        made._record.source = ModuleSource.of_keras(source, seed)
+        made._record.keras_model = source
         return made._with_its_module()
 
     def _with_its_module(self) -> Self:
@@ -229,7 +229,7 @@ class Model(ContentMethods):
         Raises:
             ModelError: the model was not made by `from_keras`.
         """
-        source = self._runtime.keras_model
+        source = self._record.keras_model
         if source is None:
             summary = "to_keras: the model was not made by from_keras"
             fix = "model.save(path), or keras_model.set_weights(model.get_weights()) with a Keras model like it"

@@ -96,7 +96,7 @@ def initial_state(
 
 def find_layout(model: Trainer, examples: Examples) -> None:
     """Find the layout of a model without weights that was created under `AutoParallel`, from its examples."""
-    asked: Any = model._runtime.made_under or current_distribution()
+    asked: Any = model._record.made_under or current_distribution()
     if model._built is not None or asked is None or not asked.is_searched:
         return
     if not isinstance(examples, Batching):
@@ -106,10 +106,10 @@ def find_layout(model: Trainer, examples: Examples) -> None:
     rows = min(examples.batch_size, examples.source.length)
     batch = examples.source.gather(np.arange(rows), rows).arrays
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
-    found, runtime = asked.search(model, shapes), model._runtime
-    runtime.made_under = found.distribution
-    if found.best.remat is not None and runtime.choices is not None:
-        runtime.choices = dataclasses.replace(runtime.choices, remat=resolve_remat(found.best.remat))
+    found, record = asked.search(model, shapes), model._record
+    record.made_under = found.distribution
+    if found.best.remat is not None and record.choices is not None:
+        record.choices = dataclasses.replace(record.choices, remat=resolve_remat(found.best.remat))
 
 
 def no_layout_yet(given: str) -> DistributionError:

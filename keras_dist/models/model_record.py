@@ -27,7 +27,7 @@ from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import ConfigError, ModelError, UnknownNameError, shorten, with_type
-from keras_dist.layers.base.layer_record import LayerRuntime
+from keras_dist.layers.base.layer_record import LayerRecord
 from keras_dist.layers.base.module_precision import precision_of_modules
 from keras_dist.layers.base.other_frameworks import check_is_no_function, check_is_ours
 from keras_dist.mixed_precision import DTypePolicy
@@ -330,7 +330,7 @@ class Adapters:
 
 
 @dataclasses.dataclass(eq=False)
-class ModelRuntime(LayerRuntime):
+class ModelRecord(LayerRecord):
     """State of a model outside of its NNX graph."""
 
     session: BuiltModel | None = None  # arrays and steps; None before the weights are created

@@ -330,7 +330,7 @@ class SavingMethods(Trainer):
             ['d1/kernel', 'd1/bias']
         """
         form, path = format_of_model(filepath, zipped, save_format, unknown)
-        if form != "folder" and self._runtime.adapters is not None:
+        if form != "folder" and self._record.adapters is not None:
             fix = "merge_lora() first; or save to a folder; or save_adapter, which saves the adapters alone"
             raise ModelError("save: files of Keras cannot hold adapters", given=f"{str(path)!r}", fix=fix)
         if form == "folder":

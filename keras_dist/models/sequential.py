@@ -109,7 +109,7 @@ class Sequential(Model):
         Raises:
             ModelError: the model has an `Input` of another shape, or a layer does not accept such inputs.
         """
-        start = self._runtime.start
+        start = self._record.start
         if start is not None and isinstance(input_shape, list | tuple):
             pairs = zip(start.shape, input_shape, strict=False)
             is_alike = len(start.shape) == len(input_shape) and all(None in pair or len({*pair}) == 1 for pair in pairs)
@@ -140,7 +140,7 @@ class Sequential(Model):
         if not takes_layers(type(self)):
             return super().get_config()
         config = serialize_keras_object(arguments_but(self, "layers"))
-        starts = input_layers(self._runtime.start)
+        starts = input_layers(self._record.start)
         with one_config_written():
             config["layers"] = [write_layer(layer, layer.name) for layer in starts]
             config["layers"] += [
@@ -191,9 +191,9 @@ class Sequential(Model):
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note symbolic input and output of the first call, unless there is an Input."""
-        runtime = self._runtime
+        record = self._record
         is_chain = type(self).call is Sequential.call and len(args) == 1 and not kwargs
-        if not (is_chain and isinstance(args[0], KerasTensor)) or runtime.start is not None or runtime.seen is not None:
+        if not (is_chain and isinstance(args[0], KerasTensor)) or record.start is not None or record.seen is not None:
             return
         tensors = [Input(batch_shape=args[0].shape, dtype=args[0].dtype)]
         for layer in self.layers:
@@ -201,7 +201,7 @@ class Sequential(Model):
                 tensors.append(layer(tensors[-1]))
             except NotImplementedError:  # of its `compute_output_spec`: the model runs, but its shapes are unknown
                 return
-        runtime.seen = (tensors[0], tensors[-1])
+        record.seen = (tensors[0], tensors[-1])
 
     @property
     def _has_host_part(self) -> bool:
@@ -214,20 +214,20 @@ class Sequential(Model):
             nodes = []
             for layer in layers:
                 output = layer(output)
-                nodes.append(layer._runtime.nodes[-1])
+                nodes.append(layer._record.nodes[-1])
             self._arrange(layers, output, nodes)
         return super()._prepared(x)
 
     @property
     def _symbols(self) -> tuple[PyTree, PyTree] | None:
-        start = self._runtime.start
+        start = self._record.start
         # without an Input the tensors of the first call; other calls may have other shapes
-        return self._runtime.seen or super()._symbols or (None if start is None else (start, start))
+        return self._record.seen or super()._symbols or (None if start is None else (start, start))
 
     def _extend(self, added: Iterable[nnx.Module]) -> None:
         """Append layers."""
         layers, graph = self.layers, self._graph
-        output, nodes = (self._runtime.start, []) if graph is None else (graph.outputs, [*graph.nodes])
+        output, nodes = (self._record.start, []) if graph is None else (graph.outputs, [*graph.nodes])
         for layer in added:
             if isinstance(layer, KerasTensor | InputLayer):
                 output = self._begin(layer, layers)
@@ -237,7 +237,7 @@ class Sequential(Model):
                 output = self._begin(Input(batch_shape=layer._own_input_shape), layers)
             if output is not None:
                 output = layer(output)
-                nodes.append(layer._runtime.nodes[-1])
+                nodes.append(layer._record.nodes[-1])
             layers.append(layer)
         if layers:
             self._arrange(layers, output, nodes)
@@ -245,21 +245,21 @@ class Sequential(Model):
     def _begin(self, start: Any, layers: list[Layer]) -> KerasTensor:
         """Set the symbolic input."""
         tensor = start.output if isinstance(start, InputLayer) else start
-        if layers or self._runtime.start is not None or tensor.node is None or tensor.node.args:
+        if layers or self._record.start is not None or tensor.node is None or tensor.node.args:
             summary = "Sequential: only the first layer may be an Input"
             raise ModelError(summary, given=shorten(start), fix="for several inputs use Model(inputs, outputs)")
-        self._runtime.start = tensor
+        self._record.start = tensor
         return tensor
 
     def _arrange(self, layers: list[Layer], output: PyTree, nodes: Sequence[Node]) -> None:
         """Replace the layers, and if the input is known, the calls that lead to `output`."""
-        runtime = self._runtime
-        if runtime.session is not None:
-            runtime.session.release_optimizers()
-            runtime.session_before = runtime.session
-        runtime.session = runtime.membership = runtime.built_for = runtime.seen = None
+        record = self._record
+        if record.session is not None:
+            record.session.release_optimizers()
+            record.session_before = record.session
+        record.session = record.membership = record.built_for = record.seen = None
         self._is_built = False
-        starts = input_layers(runtime.start)
+        starts = input_layers(record.start)
         members = name_members([*starts, *{id(layer): layer for layer in layers}.values()])
         names = {id(layer): name for name, layer in members.items()}
         for layer in starts:
@@ -272,7 +272,7 @@ class Sequential(Model):
         else:
             self._members = nnx.Dict(members)
         self._chain = _Chain(tuple(names[id(layer)] for layer in layers))
-        self._graph = Graph(runtime.start, output, tuple(nodes), names) if nodes else None
+        self._graph = Graph(record.start, output, tuple(nodes), names) if nodes else None
         self._await_layout()
 
 

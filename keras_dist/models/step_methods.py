@@ -1,4 +1,4 @@
-"""`StepMethods`: Keras's methods of a model for single steps, and access to its runtime."""
+"""`StepMethods`: Keras's methods of a model for single steps, and access to its record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from keras_dist.metrics import Metric
 from keras_dist.models.functional import Graph, replaced
 from keras_dist.models.initialization import built, create_weights, forward_of
 from keras_dist.models.model_distribution import no_layout_yet
-from keras_dist.models.model_record import ModelRuntime
+from keras_dist.models.model_record import ModelRecord
 from keras_dist.training.accumulators import by_name
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.compile_config import CompileConfig
@@ -38,8 +38,8 @@ Lists = Sequence[Any]  # a value for each variable in a list
 class StepMethods(Layer):
     """The methods of `Model` for a step of training, evaluation or prediction."""
 
-    _runtime: ModelRuntime  # type: ignore[reportIncompatibleVariableOverride]
-    _runtime_type = ModelRuntime
+    _record: ModelRecord  # type: ignore[reportIncompatibleVariableOverride]
+    _record_type = ModelRecord
     _graph: Graph | None = None
 
     if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class StepMethods(Layer):
         else:
             objective = self._compiled("compute_loss").objective("compute_loss")
             found = objective.losses((x, y, sample_weight), y_pred, _mask_of(y_pred))
-            chosen, others = found.get("loss"), self._runtime.losses_given
+            chosen, others = found.get("loss"), self._record.losses_given
             if others is None:
                 return found["loss"]
             self._chosen().metrics.note_losses({name: one for name, one in found.items() if name != "loss"}, x)
@@ -109,17 +109,17 @@ class StepMethods(Layer):
         values = (trainable_variables, non_trainable_variables, metrics_variables)
         pairs = [pair for part, given in zip(parts, values, strict=True) for pair in zip(part, given, strict=True)]
         handles = [handle for handle, _ in pairs]
-        runtime, given = self._runtime, self._runtime.losses_given
+        record, given = self._record, self._record.losses_given
         arguments = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": sample_weight}
         if "training" in inspect.signature(self.compute_loss).parameters:
             arguments["training"] = training
         with StatelessScope(handles, [value_of(value) for _, value in pairs]) as scope:
             try:
                 if given is None and self._is_built:
-                    runtime.losses_given = penalties(self)
+                    record.losses_given = penalties(self)
                 loss, reported = split_reported(self.compute_loss(**arguments))
             finally:
-                runtime.losses_given = given
+                record.losses_given = given
             if reported:
                 summary = "compute_loss returns values to log in a model that logs by its metrics"
                 fix = "log by a metric: self.extra = kd.metrics.Mean('extra'), and self.extra.update_state(value)"
@@ -151,8 +151,8 @@ class StepMethods(Layer):
         y_pred, non_trainable_variables, losses = self.stateless_call(
             trainable_variables, non_trainable_variables, x, return_losses=True, training=training
         )
-        runtime = self._runtime
-        runtime.losses_given = list(losses)
+        record = self._record
+        record.losses_given = list(losses)
         try:
             loss, (_, non_trainable_variables, metrics_variables) = self.stateless_compute_loss(
                 trainable_variables,
@@ -165,7 +165,7 @@ class StepMethods(Layer):
                 training=training,
             )
         finally:
-            runtime.losses_given = None
+            record.losses_given = None
         unscaled = loss
         if training and optimizer_variables is not None:
             with StatelessScope(self.optimizer.variables, map(value_of, optimizer_variables)):
@@ -274,7 +274,7 @@ class StepMethods(Layer):
     @hides_mesh
     def losses(self) -> list[jax.Array]:
         """Losses that the model and its sublayers added in the last call, and penalties of regularizers."""
-        given = self._runtime.losses_given
+        given = self._record.losses_given
         return super().losses if given is None else given
 
     @property
@@ -285,7 +285,7 @@ class StepMethods(Layer):
         have the values of the last epoch or evaluation, and reading them waits for the last step. A subclass that
         overrides a step may override this property; its metrics are reset with each epoch.
         """
-        choices = self._runtime.choices
+        choices = self._record.choices
         return [*([] if choices is None else choices.metrics.all), *super().metrics]
 
     @property
@@ -309,23 +309,23 @@ class StepMethods(Layer):
             found |= by_name(metric.name, metric.result())
         return found
 
-    # Access to the runtime
+    # Access to the record
 
     @property
     def _built(self) -> BuiltModel | None:
-        return self._runtime.session
+        return self._record.session
 
     @property
     def _compile_config(self) -> CompileConfig | None:
-        return self._runtime.choices
+        return self._record.choices
 
     def _chosen(self) -> CompileConfig:
-        return self._runtime.choices or CompileConfig()
+        return self._record.choices or CompileConfig()
 
     @property
     def _awaits_layout(self) -> Distribution | None:
         """The `AutoParallel` that will find the layout in `fit`; None without one."""
-        asked = self._runtime.made_under
+        asked = self._record.made_under
         return asked if self._built is None and asked is not None and asked.is_searched else None
 
     def _await_layout(self) -> None:
@@ -347,7 +347,7 @@ class StepMethods(Layer):
     @property
     def _may_add_losses(self) -> bool:
         """Whether layers, regularizers and `compute_loss` contribute to the loss: not in foreign modules."""
-        return self._runtime.source is None
+        return self._record.source is None
 
     @property
     def _has_host_part(self) -> bool:

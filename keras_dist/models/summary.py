@@ -171,8 +171,8 @@ def _entries(model: Any) -> Iterator[_Entry]:
 
 def _shapes_along(model: Model) -> dict[int, str]:
     """Return the output shapes of the layers of a `Sequential` without `Input`, by the ids of layers."""
-    nodes = model._runtime.nodes
-    tensors = nodes[0].inputs if nodes else getattr(model._runtime, "built_for", None)
+    nodes = model._record.nodes
+    tensors = nodes[0].inputs if nodes else getattr(model._record, "built_for", None)
     if tensors is None or "_chain" not in vars(model):
         return {}
     shapes = {}

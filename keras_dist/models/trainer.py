@@ -27,7 +27,7 @@ def _stop_flag(mode: Mode, method: str) -> Any:
 
     def stops_of(model: Any) -> set[Mode]:
         # without weights, callbacks that are called by hand have set it
-        return model._runtime.stops if model._built is None else model._built.trainer.stops
+        return model._record.stops if model._built is None else model._built.trainer.stops
 
     def get(self: Any) -> bool:
         return mode in stops_of(self)
@@ -131,9 +131,9 @@ class Trainer(CompileMethods):
             session.check_measures("fit with validation")
         shuffle_key = session.next_shuffle_key() if seed is None else (random.check_seed(seed),)
         hooks = fitting.callback_list(self, callbacks, verbose, examples, numbers.stop, add_history=True)
-        self._runtime.history = hooks.history
+        self._record.history = hooks.history
         processes = 1 if session.distribution.auto_shard_dataset else process_count()
-        self._runtime.batch = fitting.shapes_of_batch(examples, processes)
+        self._record.batch = fitting.shapes_of_batch(examples, processes)
         facts = {"class_weight": None if class_weight is None else sorted(class_weight.items())}
         with session.cell.training(), each_warning_once():
             hooks.history.timing = session.trainer.fit(
@@ -145,7 +145,7 @@ class Trainer(CompileMethods):
     @property
     def history(self) -> History | None:
         """The `History` of the last `fit`, complete or interrupted; None before the first."""
-        return self._runtime.history
+        return self._record.history
 
     @names_unknown_keywords
     def evaluate(

@@ -157,7 +157,7 @@ class BuiltModule:
         """Store the added losses in the layers."""
         if self.trainability is not None:
             for path, layer in self.trainability.layers.items():
-                layer._runtime.added = losses.get(path, [])
+                layer._record.added = losses.get(path, [])
 
     def _changes(
         self, before: Sequence[Any], after: Sequence[Any], training: bool | None
@@ -353,5 +353,5 @@ def _as_key(value: Any) -> tuple[type, Any]:
 
 def added_losses(module: nnx.Module) -> dict[str, list[jax.Array]]:
     """Return the losses that the layers of a module have added since it was merged, by path."""
-    found = {path: layer._runtime.added for path, layer in layers_below(module)}
+    found = {path: layer._record.added for path, layer in layers_below(module)}
     return {path: list(terms) for path, terms in found.items() if terms}

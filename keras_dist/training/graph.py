@@ -21,7 +21,6 @@ import numpy as np
 from flax import nnx, traverse_util
 
 from keras_dist._support import tree_paths
-from keras_dist._support.lending import Lendable
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.safe_patterns import Pattern, pattern
 from keras_dist._support.signatures import takes
@@ -40,6 +39,7 @@ from keras_dist.distribution.variables import VariableSpec, describe_variables, 
 from keras_dist.errors import ModelError, nearest, shorten, with_type
 from keras_dist.layers import Layer
 from keras_dist.layers.base.other_frameworks import check_is_ours
+from keras_dist.variables.lending import Lendable
 
 _RAW = "raw array"
 

@@ -59,7 +59,7 @@ def named_layers(module: nnx.Module) -> list[Layer]:
 
 def _may_be_renamed(layer: Layer) -> bool:
     """Whether no other model contains the layer."""
-    membership = layer._runtime.membership
+    membership = layer._record.membership
     return membership is None or not membership.prefix
 
 

@@ -18,7 +18,7 @@ from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
-from keras_dist.training.borrowing import BorrowedArrays
+from keras_dist.training.borrowed_arrays import BorrowedArrays
 from keras_dist.training.graph import ArrayPosition, ModuleGraph, positions_of
 from keras_dist.training.optimization import Optimizer, TrainState
 from keras_dist.variables.variable import Variable

@@ -17,7 +17,6 @@ from keras_dist import initializers, random
 from keras_dist._support.arguments import is_int
 from keras_dist._support.array_operators import Operators, native, value_of
 from keras_dist._support.integer_checks import check_fits
-from keras_dist._support.lending import Lendable, shapes_only, switching
 from keras_dist._support.stateless_scope import current_names, current_scope, trace_error
 from keras_dist._support.types import ArrayLike, DTypeLike, Shape
 from keras_dist._unstable import flax_internals
@@ -32,6 +31,7 @@ from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import DistributionError, ModelError, shorten, with_type
 from keras_dist.variables import call_context
 from keras_dist.variables.initial_values import Drawn, Given, InitialValue, Wanted, check_initial_value, create
+from keras_dist.variables.lending import Lendable, shapes_only, switching
 
 Identifier: TypeAlias = str | Mapping[str, Any] | Callable[..., Any] | None
 """The name of an object, its config, or the object itself."""

@@ -243,7 +243,7 @@ def test_weights_that_cannot_be_frozen_or_adapted_here_are_errors():
     model.enable_lora(2, "head")
     assert {weight.path for weight in model.trainable_weights} == {"head/lora_kernel_a", "head/lora_kernel_b"}
     model = made()
-    model._runtime.keras_model = object()
+    model._record.keras_model = object()
     with pytest.raises(ModelError, match="Keras's layers have their own adapters"):
         model.enable_lora(2, "head")
 

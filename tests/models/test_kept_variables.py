@@ -13,8 +13,8 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist import dtensor, layers
-from keras_dist._support.lending import Lendable
 from keras_dist.errors import ModelError
+from keras_dist.variables.lending import Lendable
 from tests.layouts import on
 from tests.networks import Plain, blobs
 

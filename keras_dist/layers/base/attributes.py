@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist import mixed_precision
-from keras_dist._support.lending import Lendable
 from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.base.weight_arguments import Layout
 from keras_dist.layers.base.weights import WeightOwner
 from keras_dist.mixed_precision import DTypePolicy
+from keras_dist.variables.lending import Lendable
 
 
 def as_nnx_containers(value: Any) -> Any:

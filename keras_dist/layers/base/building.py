@@ -25,7 +25,7 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import ArgumentTypeError, DistributionError, KerasDistError, ModelError, shorten
 from keras_dist.layers.base.call_arguments import as_shapes, called_with_shapes
-from keras_dist.layers.base.layer_record import LayerRuntime
+from keras_dist.layers.base.layer_record import LayerRecord
 from keras_dist.layers.base.names import keras_paths
 from keras_dist.layers.base.shape_calls import built_by_original, note_stacked, stacked_dims
 from keras_dist.layers.base.weight_arguments import (
@@ -48,20 +48,20 @@ def _counted(build: Callable[..., None]) -> Callable[..., None]:
     @built_by_original
     @functools.wraps(build)
     def counted(self: Building, *args: Any, **kwargs: Any) -> None:
-        if self._runtime.made is not None:
+        if self._record.made is not None:
             build(self, *args, **kwargs)
             return
-        self._runtime.made = []
+        self._record.made = []
         shapes = inspect.signature(build).bind(self, *args, **kwargs).arguments
-        self._runtime.shapes = dict([*shapes.items()][1:])
+        self._record.shapes = dict([*shapes.items()][1:])
         # a layer made in a call must not create weights, not even in its own `build`
-        around = call_context.caller() if self._runtime.made_in_call else None
+        around = call_context.caller() if self._record.made_in_call else None
         try:
             with call_context.calling(around):
                 build(self, *args, **kwargs)
                 self._finish_building()
         finally:
-            self._runtime.made = None
+            self._record.made = None
 
     return counted
 
@@ -93,7 +93,7 @@ def _named_by_keyword(add_weight: Callable[_Arguments, Variable]) -> Callable[_A
 def shard_weights(layer: Any) -> None:
     """Shard the weights of a layer outside of a model as the current distribution assigns."""
     distribution = current_distribution()
-    if distribution is None or distribution.device_mesh.size == 1 or layer._runtime.membership is not None:
+    if distribution is None or distribution.device_mesh.size == 1 or layer._record.membership is not None:
         return
     specs = {spec.path: spec for spec in describe_variables(nnx.state(layer))[0]}
     in_keras = keras_paths(layer).weights
@@ -120,7 +120,7 @@ class Building:
     built: bool
     _is_built: bool
     _needs_no_building: Callable[[], bool]
-    _runtime: LayerRuntime
+    _record: LayerRecord
 
     @_counted
     def build(self, input_shape: PyTree) -> None:
@@ -131,10 +131,10 @@ class Building:
 
         The result is `{"input_shape": shape}`, or for several inputs `{"shapes_dict": shapes}`.
         """
-        runtime = self._runtime
-        shapes = runtime.shapes
-        if not shapes and runtime.nodes:
-            shapes = {"input_shape": jax.tree.map(lambda tensor: tensor.shape, runtime.nodes[0].inputs)}
+        record = self._record
+        shapes = record.shapes
+        if not shapes and record.nodes:
+            shapes = {"input_shape": jax.tree.map(lambda tensor: tensor.shape, record.nodes[0].inputs)}
         if not shapes:
             return None
         return {"input_shape": next(iter(shapes.values()))} if len(shapes) == 1 else {"shapes_dict": shapes}
@@ -278,8 +278,8 @@ class Building:
         if stacked:
             note_stacked(variable, whole)
         self._number_weight(variable)
-        if self._runtime.made is not None:
-            self._runtime.made.append((label, variable))
+        if self._record.made is not None:
+            self._record.made.append((label, variable))
         else:
             variable.set_metadata(made_early=True)
         return variable
@@ -311,7 +311,7 @@ class Building:
             cls.build = _counted(vars(cls)["build"])  # type: ignore[method-assign]
 
     def _build_once(self, tensors: Mapping[str, PyTree], context: call_context.CallContext) -> None:
-        is_copy = self._runtime.original is not None
+        is_copy = self._record.original is not None
         is_apart = not is_copy and trace_state_of(self) != context.root
         if is_apart and (not self._is_built or any(True for _ in walk(self))):
             self._check_same_trace()  # weights of another model would become constants of this trace
@@ -322,13 +322,13 @@ class Building:
         with contextlib.nullcontext() if is_copy else in_trace_of(self):
             called_with_shapes(self.build, tensors)
             if not self._is_built:  # a model, whose `build` builds its layers
-                self._runtime.made = []
+                self._record.made = []
                 self._finish_building()
 
     def _finish_building(self) -> None:
         for name, value in list(vars(self).items()):
             if isinstance(value, random.SeedGenerator):
-                if self._runtime.made_in_call:
+                if self._record.made_in_call:
                     call_context.refuse_in_call(f"random state {name!r} of layer {self.name!r}")
                 _ = value.state  # created here, not in the first step that draws
         self._check_weights_are_kept()
@@ -337,13 +337,13 @@ class Building:
     def _number_weight(self, variable: Variable) -> None:
         if variable.get_metadata("number") is None:
             taken = [other.get_metadata().get("number") or 0 for _, other in direct_variables(self)]
-            taken += [other.get_metadata("number") for _, other in self._runtime.made or ()]
+            taken += [other.get_metadata("number") for _, other in self._record.made or ()]
             variable.set_metadata("number", 1 + max(taken, default=0))
 
     def _check_weights_are_kept(self) -> None:
         kept = {id(variable) for _, variable in walk(self)}
-        lost = [label for label, variable in self._runtime.made or () if id(variable) not in kept]
-        self._runtime.made = None
+        lost = [label for label, variable in self._record.made or () if id(variable) not in kept]
+        self._record.made = None
         if lost:
             summary = f"layer {self.name!r} has weights that no attribute holds: {', '.join(map(repr, lost))}"
             fix = "self.kernel = self.add_weight(...)"

@@ -15,7 +15,6 @@ from flax import nnx
 from keras_dist import regularizers
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.array_operators import native, value_of, values_in
-from keras_dist._support.lending import shapes_only
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.signatures import takes_keyword
 from keras_dist._support.traced_values import explaining_traced_values
@@ -50,7 +49,7 @@ from keras_dist.layers.base.call_arguments import (
     training_of,
     value_given,
 )
-from keras_dist.layers.base.layer_record import HasRuntime
+from keras_dist.layers.base.layer_record import HasRecord
 from keras_dist.layers.base.other_frameworks import check_is_ours, is_of_keras
 from keras_dist.layers.base.remat_scope import RematScope, current_scope
 from keras_dist.layers.base.weight_arguments import Identifier, defaults_of
@@ -59,10 +58,11 @@ from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.serialization import Configurable, not_initialised
 from keras_dist.serialization.object_registry import snake_case
 from keras_dist.variables import call_context
+from keras_dist.variables.lending import shapes_only
 from keras_dist.variables.variable import Variable
 
 
-class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Module):
+class Layer(HasRecord, Building, WeightOwner, Precision, Configurable, nnx.Module):
     """The base of all layers: an `nnx.Module` that creates its weights when it first sees an input.
 
     Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.
@@ -135,7 +135,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
             raise argument_error("trainable", trainable, "True or False", layer=self._name, example=False)
         self._trainable = bool(trainable)
         self._trainable_was_set = False
-        self._runtime.made_in_call = call_context.caller() is not None
+        self._record.made_in_call = call_context.caller() is not None
         self._dtype_policy = policy_of(dtype, self._name, takes_keep=self._takes_keep)
         self.autocast = autocast
         if self._makes_masks():
@@ -160,13 +160,13 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
     @property
     def path(self) -> str | None:
         """The path of the layer in its model, or its name outside of models; None before it is built."""
-        membership = self._runtime.membership
+        membership = self._record.membership
         return (membership.prefix if membership is not None else "") or (self.name if self.built else None)
 
     @property
     def built(self) -> bool:
         """Whether the weights exist or can be created: there are none, or the layer was called on symbolic tensors."""
-        return self._is_built or bool(self._runtime.nodes) or self._needs_no_building()
+        return self._is_built or bool(self._record.nodes) or self._needs_no_building()
 
     @built.setter
     def built(self, value: bool) -> None:
@@ -252,7 +252,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
             raise ModelError(f"add_loss of layer {self.name!r} must be called inside of call()", given=given, fix=fix)
         terms = jax.tree.leaves(loss)
         context.losses.extend(terms)
-        self._runtime.added += terms
+        self._record.added += terms
 
     def compute_output_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Return the shape of the output, including the batch; None stands for any size. Traces `call`.
@@ -305,7 +305,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         return arguments | {name: value for name, value in own.items() if takes_keyword(type(self), name)}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_") and self._runtime.membership is not None:
+        if not name.startswith("_") and self._record.membership is not None:
             self._check_settable(name, value)
         with shapes_only():
             items = jax.tree.leaves(value) if isinstance(value, list | tuple | dict) else [value]
@@ -323,14 +323,14 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        if self._runtime.membership is not None and isinstance(vars(self).get(name), nnx.Variable | nnx.Module):
+        if self._record.membership is not None and isinstance(vars(self).get(name), nnx.Variable | nnx.Module):
             summary = f"`{name}` of layer {self.name!r} cannot be taken away: its model is built"
             raise ModelError(summary, given=f"del layer.{name}", fix="make the model anew without it")
         super().__delattr__(name)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_runtime":
-            return self._begin_runtime()
+        if name == "_record":
+            return self._begin_record()
         if name.startswith(("__", *PRIVATE_PREFIXES)) or name == "_arguments":
             raise AttributeError(name)
         if isinstance(getattr(type(self), name, None), property):

@@ -1,4 +1,4 @@
-"""`LayerRuntime`: state of a layer outside of its NNX graph, where NNX would copy it.
+"""`LayerRecord`: state of a layer outside of its NNX graph, where NNX would copy it.
 
 What a layer has besides arrays is one record in one slot: NNX takes attributes for parts of the graph, and copies them.
 """
@@ -31,7 +31,7 @@ class Membership(Protocol):
 
 
 @dataclasses.dataclass(eq=False)
-class LayerRuntime:
+class LayerRecord:
     """State of a layer outside of its NNX graph.
 
     Attributes:
@@ -57,15 +57,15 @@ class LayerRuntime:
     made_in_call: bool = False
 
 
-class HasRuntime:
-    """A module with a runtime, which is empty in copies."""
+class HasRecord:
+    """A module with a record, which is empty in copies."""
 
-    __slots__ = ("_arguments", "_runtime")
+    __slots__ = ("_arguments", "_record")
 
-    _runtime: LayerRuntime
-    _runtime_type: ClassVar[type[LayerRuntime]] = LayerRuntime
+    _record: LayerRecord
+    _record_type: ClassVar[type[LayerRecord]] = LayerRecord
 
-    def _begin_runtime(self) -> LayerRuntime:
-        runtime = self._runtime_type()
-        object.__setattr__(self, "_runtime", runtime)  # bypasses NNX
-        return runtime
+    def _begin_record(self) -> LayerRecord:
+        record = self._record_type()
+        object.__setattr__(self, "_record", record)  # bypasses NNX
+        return record

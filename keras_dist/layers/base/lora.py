@@ -146,13 +146,13 @@ class LoraLayer(Layer):
         rank = check_size("rank", rank, self.name)
         given = (initializers.get(a_initializer), initializers.get(b_initializer))
         factors = Factors(rank, rank if alpha is None else alpha, *given)
-        if self._runtime.membership is None:
+        if self._record.membership is None:
             with undone_on_error(self):
                 self.adapt(factors)
                 for name in self.lora_names[1:]:
                     getattr(self, name).peek()  # an initializer may raise
         else:
-            self._runtime.membership.add_weights(self, lambda: self.adapt(factors))
+            self._record.membership.add_weights(self, lambda: self.adapt(factors))
         vars(self).update(lora_rank=factors.rank, lora_alpha=factors.alpha)  # allowed in a built model, too
         if hasattr(self, "_arguments"):
             self._arguments.update(lora_rank=factors.rank, lora_alpha=factors.alpha)

@@ -84,7 +84,7 @@ def keras_paths(root: Any, early: Collection[str] = (), built: Mapping[str, str 
                 is_traced, existed = True, existed or path in built
             elif path in built and not existed:
                 scope, existed = built[path], True
-            elif node._runtime.nodes and not (is_traced or existed):
+            elif node._record.nodes and not (is_traced or existed):
                 scope, is_traced = own if is_known else None, True
             around = _Around(scope, _joined(around.called, own), _names_in(node), is_traced, existed)
             found.layers[id(node)] = around.called

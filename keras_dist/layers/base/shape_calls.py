@@ -21,7 +21,6 @@ from jax import export
 
 from keras_dist._support import dim_names
 from keras_dist._support.context_variables import with_value
-from keras_dist._support.lending import shapes_only
 from keras_dist._support.types import DTypeLike, PyTree, Shape
 from keras_dist._unstable.flax_internals import (
     attribute_order,
@@ -31,9 +30,10 @@ from keras_dist._unstable.flax_internals import (
     without_eager_sharding,
 )
 from keras_dist._unstable.jax_internals import is_key_dtype
-from keras_dist.layers.base.layer_record import HasRuntime
+from keras_dist.layers.base.layer_record import HasRecord
 from keras_dist.symbolic.shape_tracing import SIZES
 from keras_dist.variables import call_context
+from keras_dist.variables.lending import shapes_only
 from keras_dist.variables.variable import Variable
 
 
@@ -83,9 +83,9 @@ def copy_for_shapes(module: nnx.Module) -> Any:
     restore_order(copy, attribute_order(module))
     originals = dict(nnx.iter_graph(module))
     for path, node in nnx.iter_graph(copy):
-        if isinstance(node, HasRuntime):
+        if isinstance(node, HasRecord):
             original = originals[path]
-            node._runtime.original = original._runtime.original or original
+            node._record.original = original._record.original or original
         elif isinstance(node, Variable) and stacked_dims():
             _take_first_slice(node)
     return copy
@@ -108,11 +108,11 @@ def built_by_original(build: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(build)
     def redirected(self: Any, *args: Any, **kwargs: Any) -> None:
-        original = self._runtime.original
+        original = self._record.original
         if original is None:
             build(self, *args, **kwargs)
             return
-        if not original._is_built and original._runtime.made is None:
+        if not original._is_built and original._record.made is None:
             args, kwargs = jax.tree.map(_known, (args, kwargs))
             with building_for_shapes(original):
                 original.build(*args, **kwargs)
@@ -128,7 +128,7 @@ def building_for_shapes(layer: Any) -> Iterator[None]:
     with in_trace_of(layer):
         yield
     for one in layer._owners():
-        one._runtime.built_for_shapes |= one._is_built and not any(one is other for other in before)
+        one._record.built_for_shapes |= one._is_built and not any(one is other for other in before)
 
 
 def _known(size: Any) -> Any:
@@ -142,8 +142,8 @@ def build_stacked(layer: Any, dims: tuple[int, ...], *shapes: PyTree) -> None:
     """Build a layer with weights of these leading dims, also in a call for shapes."""
     with stacked_weights(*dims):
         layer.build(*shapes)
-    if layer._runtime.original is not None:
-        follow(layer, layer._runtime.original)  # all slices
+    if layer._record.original is not None:
+        follow(layer, layer._record.original)  # all slices
 
 
 def follow(copy: Any, original: Any) -> None:

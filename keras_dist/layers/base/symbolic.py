@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def connect(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """Return the symbolic outputs of a layer for symbolic inputs, and add the call to the graph."""
     node = tensors.connect(layer, args, kwargs)
-    layer._runtime.nodes.append(node)
+    layer._record.nodes.append(node)
     is_model = hasattr(type(layer).build, "creates_weights")
     if not (layer._is_built or is_model or tensors.runs_on_host(layer) or layer._needs_no_building()):
         with building_for_shapes(layer):  # its own method has returned the shapes
@@ -57,7 +57,7 @@ def traced_outputs(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def first_node(layer: Layer) -> Node:
     """Return the first call of a layer on symbolic tensors."""
-    nodes = layer._runtime.nodes
+    nodes = layer._record.nodes
     if not nodes:
         given = "a layer that was not called on symbolic tensors"
         fix = "x = Input(shape); y = layer(x)"

@@ -15,14 +15,14 @@ from flax import nnx, traverse_util
 from keras_dist import random
 from keras_dist._support import tree_paths
 from keras_dist._support.array_operators import value_of
-from keras_dist._support.lending import Borrower, Lendable
 from keras_dist._support.types import ArrayLike
 from keras_dist._unstable.flax_internals import attribute_order, restore_order, variable_role
 from keras_dist._unstable.jax_internals import hide_mesh_in, hides_mesh
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.base.layer_record import LayerRuntime
+from keras_dist.layers.base.layer_record import LayerRecord
 from keras_dist.metrics import Metric
 from keras_dist.variables import call_context
+from keras_dist.variables.lending import Borrower, Lendable
 from keras_dist.variables.variable import Key, Owners, Variable, check_value, is_trained_by
 
 
@@ -152,7 +152,7 @@ class WeightOwner:
     name: str
     built: bool
     _trainable: bool
-    _runtime: LayerRuntime
+    _record: LayerRecord
 
     @property
     def weights(self) -> list[Any]:
@@ -172,10 +172,10 @@ class WeightOwner:
             if not variable.keepers and len(owners) >= len(variable._owners):
                 variable.belong_to(owners, path)
             return variable
-        membership = self._runtime.membership
+        membership = self._record.membership
         if membership is not None:
             return membership.handle(variable)
-        views = self._runtime.views
+        views = self._record.views
         owner: Any = views[path].borrower if path in views else None
         if owner is None or owner.variable is not variable:
             shape = jax.ShapeDtypeStruct(variable.shape, variable.dtype)
@@ -263,7 +263,7 @@ class WeightOwner:
     @hides_mesh
     def losses(self) -> list[jax.Array]:
         """The losses added in the last call by the layer and its sublayers, and regularization losses."""
-        return [*(term for owner in self._owners() for term in owner._runtime.added), *penalties(self)]
+        return [*(term for owner in self._owners() for term in owner._record.added), *penalties(self)]
 
     @property
     def metrics(self) -> list[Metric]:
@@ -362,7 +362,7 @@ class WeightOwner:
     def forget_losses(self) -> None:
         """Remove the losses added in earlier calls."""
         for owner in self._owners():
-            owner._runtime.added = []
+            owner._record.added = []
 
     def _owners(self) -> Iterator[Any]:
         """Yield this layer and all layers inside it, each once."""

@@ -57,7 +57,7 @@ class InputLayer(Layer):
             node.outputs = node.output(self.batch_shape, self.dtype, self.name)
         else:
             input_tensor.node, input_tensor.name, node.outputs = node, self.name, input_tensor
-        self._runtime.nodes.append(node)
+        self._record.nodes.append(node)
 
     @property
     def dtype(self) -> str:

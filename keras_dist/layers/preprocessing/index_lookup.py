@@ -319,7 +319,7 @@ class IndexLookup(HostLayer):
 
     def _take(self, tokens: list[Any], weights: np.ndarray | None) -> None:
         table, start = self._table, len(self._special)
-        is_fixed = bool(self._runtime.nodes) and self.output_mode != "int" and not self.pad_to_max_tokens
+        is_fixed = bool(self._record.nodes) and self.output_mode != "int" and not self.pad_to_max_tokens
         before = len(table.tokens) or (table.expected or start) - start
         if is_fixed and len(tokens) != before:
             summary = f"the vocabulary of layer {self.name!r} must keep its size: models are built with it"
