@@ -31,6 +31,7 @@ from keras_dist.jobs import heartbeat
 from keras_dist.random.seeds import next_numbers
 
 _SMALL_BYTES = 1 << 20
+_FILLED = {initializers.Zeros: 0, initializers.Ones: 1}
 _CPU_OPTIONS = {"xla_backend_optimization_level": 1}
 """Above level 1, LLVM vectorizes small shards differently from whole arrays, and initial values differ in the last bit
 between meshes (seen with jax 0.12). Level 1 is as fast here."""
@@ -142,13 +143,17 @@ _lock = threading.Lock()
 def create(wanted: Sequence[Wanted], mesh: DeviceMesh | None = None) -> list[jax.Array]:
     """Return arrays, each created with its sharding, outside of all traces; all processes of a job must call it."""
     with outside_of_traces():
-        programs = _programs_of([one for one in wanted if isinstance(one.initial, Drawn)], mesh)
+        filled = {} if mesh is not None and is_shared(mesh) else {id(one): _filled(one) for one in wanted}
+        drawn = [one for one in wanted if isinstance(one.initial, Drawn) and filled.get(id(one)) is None]
+        programs = _programs_of(drawn, mesh)
         found: list[jax.Array] = []
         since = 0
         with heartbeat.current().waiting():
             for one in wanted:
                 if isinstance(one.initial, Given):
                     found.append(_copied(one.initial.value, one))
+                elif id(one) not in programs:
+                    found.append(_copied(filled[id(one)], one))
                 else:
                     found.append(jax.block_until_ready(programs[id(one)](*map(np.uint32, one.initial.numbers))))
                 since += sum(shard.data.nbytes for shard in found[-1].addressable_shards[:1])  # none in some processes
@@ -156,6 +161,15 @@ def create(wanted: Sequence[Wanted], mesh: DeviceMesh | None = None) -> list[jax
                     backend_environment.release_freed_memory()
                     since = 0
     return found
+
+
+def _filled(wanted: Wanted) -> np.ndarray | None:
+    """Return a small array of zeros or ones, for which no program is compiled; None for other initial values."""
+    draw: Any = wanted.initial.draw if isinstance(wanted.initial, Drawn) else None
+    draw = draw.draw if isinstance(draw, EachSlice) else draw
+    number = _FILLED.get(type(draw))
+    is_small = number is not None and np.prod(wanted.shape) * np.dtype(wanted.dtype).itemsize <= _SMALL_BYTES
+    return np.full(wanted.shape, number, wanted.dtype) if is_small else None
 
 
 def _copied(value: Any, wanted: Wanted) -> jax.Array:
