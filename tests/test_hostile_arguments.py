@@ -202,3 +202,34 @@ def test_errors_of_users_and_of_traces_stay(use, kind):
     with pytest.raises(kind) as caught:
         use()
     assert not isinstance(caught.value, KerasDistError)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: kd.layers.Dense(2, wrogn=1),
+        lambda: kd.DeviceMesh((8,), ("data",), wrogn=1),
+        lambda: kd.ModelParallel(wrogn=1),
+        lambda: kd.optimizers.Adam(wrogn=1),
+        lambda: kd.losses.MeanSquaredError(wrogn=1),
+        lambda: kd.metrics.Mean(wrogn=1),
+        lambda: kd.callbacks.EarlyStopping(wrogn=1),
+        lambda: kd.initializers.Constant(wrogn=1),
+        lambda: kd.plan(wrogn=1),
+        lambda: kd.data.mix(wrogn=1),
+        lambda: kd.config.load(wrogn=1),
+        lambda: kd.presets.hybrid(wrogn=1),
+        lambda: kd.Sequential([kd.Input((2,)), kd.layers.Dense(1)]).compile(wrogn=1),
+        lambda: kd.Sequential([kd.Input((2,)), kd.layers.Dense(1)]).save("model.keras", wrogn=1),
+        lambda: kd.random.normal((2,), wrogn=1),
+    ],
+)
+def test_an_unknown_argument_has_one_text_everywhere(call):
+    text = r"^`\w+` has no argument 'wrogn'.*\n  given:    wrogn=1\n  fix:      correct the name"
+    with pytest.raises(ArgumentTypeError, match=text):
+        call()
+
+
+def test_a_missing_argument_is_named():
+    with pytest.raises(ArgumentTypeError, match="`mix` needs `sources`"):
+        kd.data.mix()

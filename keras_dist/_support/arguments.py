@@ -98,6 +98,31 @@ def names_unknown_keywords(method: Callable[Arguments, Checked]) -> Callable[Arg
     return checked
 
 
+def names_error(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> KerasDistError | None:
+    """Return the error of a call with unknown or missing arguments, with the valid names; None for other calls."""
+    parameters = inspect.signature(function).parameters
+    is_method = next(iter(parameters), "") in ("self", "cls")
+    known = [name for name, one in parameters.items() if one.kind in _BY_NAME][is_method:]
+    is_constructor = function.__name__ == "__init__" and bool(args)
+    called = type(args[0]).__name__ if is_constructor else function.__name__
+    unknown = {name: value for name, value in kwargs.items() if name not in known}
+    if unknown:
+        given = ", ".join(f"{name}={shorten(value)}" for name, value in unknown.items())
+        summary = f"`{called}` has no argument"
+        return unknown_name_error(summary, next(iter(unknown)), known, given=given, error=ArgumentTypeError)
+    required = [name for name in known if parameters[name].default is inspect.Parameter.empty]
+    missing = [name for name in required if name not in {*kwargs, *list(parameters)[: len(args)]}]
+    if missing:
+        summary, fix = f"`{called}` needs {', '.join(f'`{name}`' for name in missing)}", ", ".join(required)
+        return ArgumentTypeError(summary, fix=f"for example {called}({fix})")
+    return None
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
 def check_exclusive(error: type[KerasDistError] = ModelError, fix: str = "", **arguments: Any) -> None:
     """Check that at most one of these arguments is not None."""
     given = {name: value for name, value in arguments.items() if value is not None}

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from keras_dist._support.arguments import argument_error, is_int, is_number
+from keras_dist._support.arguments import argument_error, is_int, is_number, names_error
 from keras_dist._support.signatures import takes
 from keras_dist.errors import ArgumentTypeError, DataError, KerasDistError, ModelError, shorten
 
@@ -55,7 +55,11 @@ def explained(function: _Function, decorate: Callable[[Any], Any] | None = None)
                     raise RecursionError("a list or dict contains itself")
             return function(*args, **kwargs)
         except Exception as error:
-            if isinstance(error, KerasDistError) or not _is_raw(error) or not takes(function, *args, **kwargs):
+            if isinstance(error, KerasDistError) or not _is_raw(error):
+                raise
+            if not takes(function, *args, **kwargs):
+                if (wrong := names_error(function, args, kwargs)) is not None:
+                    raise wrong from None
                 raise
             raise _explanation(function, args, kwargs, error) from error
 
@@ -82,8 +86,8 @@ def explain_methods(cls: type[_Object]) -> type[_Object]:
         is_new = owner not in _explained_classes and owner.__module__.startswith("keras_dist.")
         _explained_classes.add(owner)
         for name, member in [*vars(owner).items()] if is_new else []:
-            is_public = name in ("__init__", "__call__") or not name.startswith(("_", "pop"))  # KeyError, as of a dict
-            is_public = is_public and name not in _INNER
+            is_inner = name in _INNER or name.startswith(("_", "pop", "on_"))  # `pop` raises KeyError, as of a dict
+            is_public = name in ("__init__", "__call__") or not is_inner
             if is_public and inspect.isfunction(member):
                 setattr(owner, name, explained(member))
             elif is_public and isinstance(member, classmethod):

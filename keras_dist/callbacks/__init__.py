@@ -6,6 +6,7 @@ Source: names, arguments and defaults as in `keras.callbacks`.
 from typing import TYPE_CHECKING
 
 from keras_dist._support.missing_names import missing_from
+from keras_dist._support.raw_errors import explain_functions
 from keras_dist.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
 from keras_dist.callbacks.callback import Callback as Callback
 from keras_dist.callbacks.callback import LambdaCallback as LambdaCallback
@@ -29,5 +30,6 @@ from keras_dist.callbacks.trackers import register_tracker as register_tracker
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
 
+explain_functions(vars())
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

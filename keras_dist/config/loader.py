@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from keras_dist._support.raw_errors import explained
 from keras_dist.config.formats import LIMIT_DEPTH, MOST_NESTED, read_table
 from keras_dist.config.mesh_shape import MESH_VARIABLE, parse_mesh_shape
 from keras_dist.config.problems import (
@@ -39,6 +40,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _OVERRIDE = re.compile(r"""((?:[^="']|"[^"]*"|'[^']*')+)=(.*)""", re.DOTALL)
 
 
+@explained
 def load(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
 ) -> RunConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from keras_dist._support.arguments import check_exclusive, check_flag, names_unknown_keywords
+from keras_dist._support.arguments import check_exclusive, check_flag
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import Device
 from keras_dist.distribution.layout import TensorLayout
@@ -44,7 +44,6 @@ class DataParallel(Distribution):
     Source: `keras.distribution.DataParallel`; Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO).
     """
 
-    @names_unknown_keywords
     def __init__(
         self,
         device_mesh: DeviceMesh | None = None,

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from keras_dist._support.arguments import check_int, names_unknown_keywords
+from keras_dist._support.arguments import check_int
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.lint import Problem
@@ -59,7 +59,6 @@ class FullySharded(RuleBased):
     Source: Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO-3); `torch.distributed.fsdp`.
     """
 
-    @names_unknown_keywords
     def __init__(
         self,
         device_mesh: DeviceMesh | None = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from keras_dist._support.arguments import names_unknown_keywords
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
@@ -66,7 +65,6 @@ class ModelParallel(RuleBased):
     axes.
     """
 
-    @names_unknown_keywords
     def __init__(
         self,
         layout_map: LayoutMap | None = None,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from keras_dist._support.arguments import check_names, check_number
 from keras_dist._support.located_warnings import warn
-from keras_dist.errors import KerasDistError, ModelError, shorten
+from keras_dist.errors import ArgumentTypeError, KerasDistError, ModelError, shorten, unknown_name_error
 from keras_dist.files.buckets import folder_path, in_bucket, refreshed
 from keras_dist.files.drafts import writing_to
 from keras_dist.files.tensor_format import SUFFIX
@@ -77,8 +77,8 @@ def format_of_model(
     """Return the format in which `Model.save` writes a path, and the path."""
     if unknown:
         given = ", ".join(f"{name}={shorten(value)}" for name, value in unknown.items())
-        fix = "leave them out: save takes filepath, overwrite, zipped"
-        raise ModelError(f"save: unknown arguments {', '.join(map(repr, unknown))}", given=given, fix=fix)
+        summary, known = "`save` has no argument", ("filepath", "overwrite", "zipped")
+        raise unknown_name_error(summary, next(iter(unknown)), known, given=given, error=ArgumentTypeError)
     refuse_legacy("save", filepath)
     archive = archive_path(filepath)
     if save_format:

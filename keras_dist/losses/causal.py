@@ -9,14 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from keras_dist._support.arguments import (
-    check_int,
-    check_number,
-    check_optional,
-    check_size,
-    names_unknown_keywords,
-    shapes,
-)
+from keras_dist._support.arguments import check_int, check_number, check_optional, check_size, shapes
 from keras_dist._support.integer_checks import check_indices
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
@@ -128,7 +121,6 @@ class CausalLM(FunctionLoss, function=causal_lm):
     is_mean_by_weight: ClassVar[bool] = True
     chunk_size: int
 
-    @names_unknown_keywords
     def __init__(
         self,
         ignore_class: int | None = -100,

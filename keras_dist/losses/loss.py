@@ -179,7 +179,7 @@ class FunctionLoss(Loss):
                 FunctionLoss.__init__(self, reduction, name, dtype)
 
             __init__.__qualname__ = f"{cls.__qualname__}.__init__"
-            cls.__init__ = __init__  # pyright: ignore[reportAttributeAccessIssue]
+            cls.__init__ = explained(__init__)  # pyright: ignore[reportAttributeAccessIssue]
 
     def __init__(
         self,

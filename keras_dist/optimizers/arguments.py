@@ -20,7 +20,7 @@ from keras_dist._support.arguments import check_exclusive, check_number, check_o
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.signatures import takes
 from keras_dist._support.types import PyTree
-from keras_dist.errors import ModelError, nearest, shorten, with_type
+from keras_dist.errors import ArgumentTypeError, ModelError, shorten, unknown_name_error, with_type
 
 Rate = float | Callable[[Any], Any]
 """A learning rate, or a function of the number of steps taken, or of nothing, that returns it."""
@@ -201,20 +201,18 @@ def check_known(cls: type, unknown: dict[str, Any]) -> None:
     if not unknown:
         return
     name, value = next(iter(unknown.items()))
-    if name == "decay":
-        fix = f"learning_rate=schedules.InverseTimeDecay(rate, decay_steps=1, decay_rate={shorten(value)})"
-        raise ModelError(f"{cls.__name__} has no argument 'decay'", given=f"decay={shorten(value)}", fix=fix)
     parameters = [
         parameter
         for base in cls.__mro__
         if hasattr(base, "transformation") and "__init__" in vars(base)
         for parameter in list(inspect.signature(base.__init__).parameters.values())[1:]
     ]
-    known = dict.fromkeys(p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD)
-    meant = "learning_rate" if name == "lr" else nearest(name, known)
-    summary = f"{cls.__name__} has no argument {name!r}" + (f" (did you mean {meant!r}?)" if meant else "")
-    fix = f"write {meant}=..." if meant else f"leave it out; the arguments are {', '.join(known)}"
-    raise ModelError(summary, given=f"{name}={shorten(value)}", fix=fix)
+    known = list(dict.fromkeys(p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD))
+    fix = "learning_rate=..." if name == "lr" else ""
+    if name == "decay":
+        fix = f"learning_rate=schedules.InverseTimeDecay(rate, decay_steps=1, decay_rate={shorten(value)})"
+    summary, given = f"`{cls.__name__}` has no argument", f"{name}={shorten(value)}"
+    raise unknown_name_error(summary, name, known, given=given, fix=fix, error=ArgumentTypeError)
 
 
 def check_clips(clips: dict[str, Any]) -> None:

@@ -25,7 +25,6 @@ from keras_dist._support.arguments import (
     check_option,
     check_optional,
     is_keras_object,
-    names_unknown_keywords,
 )
 from keras_dist._support.types import Device, PyTree
 from keras_dist.distribution.consistency import is_shared
@@ -107,7 +106,6 @@ class AutoParallel(Distribution):
 
     is_searched = True
 
-    @names_unknown_keywords
     def __init__(
         self,
         mesh_or_devices: DeviceMesh | str | Sequence[str | Device] | None = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist._support.arguments import names_unknown_keywords
 from keras_dist._support.raw_errors import explain_functions
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.data_parallel import DataParallel
@@ -35,7 +34,6 @@ _OTHER = ("data", "batch")
 """Names for an axis that the error suggests."""
 
 
-@names_unknown_keywords
 def data_parallel(mesh: DeviceMesh) -> Distribution:
     """Replicate the model, and shard the batch over all devices.
 
@@ -55,7 +53,6 @@ def data_parallel(mesh: DeviceMesh) -> Distribution:
     return DataParallel(mesh) if len(names) == 1 else ModelParallel(LayoutMap(mesh), names)
 
 
-@names_unknown_keywords
 def zero1(mesh: DeviceMesh) -> DataParallel:
     """Replicate the model, and shard the batch and the slots of the optimizer over all devices (ZeRO-1).
 
@@ -79,7 +76,6 @@ def zero1(mesh: DeviceMesh) -> DataParallel:
     return DataParallel(mesh, shard_optimizer=True)
 
 
-@names_unknown_keywords
 def fully_sharded(mesh: DeviceMesh) -> FullySharded:
     """Shard weights, slots and the batch over all devices (FSDP, ZeRO-3).
 
@@ -100,7 +96,6 @@ def fully_sharded(mesh: DeviceMesh) -> FullySharded:
     return FullySharded(mesh, tuple(mesh.axis_names))
 
 
-@names_unknown_keywords
 def experts(mesh: DeviceMesh, axis: str | None = None, *, fully_sharded: bool = False) -> Distribution:
     """Shard the experts of `layers.MixtureOfExperts` over one axis, and the batch over all axes.
 
@@ -131,7 +126,6 @@ def experts(mesh: DeviceMesh, axis: str | None = None, *, fully_sharded: bool = 
     return ModelParallel(LayoutMap(mesh), everything, axis_names=names)
 
 
-@names_unknown_keywords
 def tensor_parallel(
     model_or_factory: Any,
     batch: PyTree,
@@ -179,7 +173,6 @@ def tensor_parallel(
     return ModelParallel(layout_map, others, axis_names=axis_names_of(rules, classes))
 
 
-@names_unknown_keywords
 def hybrid(
     model_or_factory: Any,
     batch: PyTree,
@@ -232,7 +225,6 @@ def hybrid(
     return FullySharded(mesh, others, layout_map, others, axis_names=axis_names_of(rules, classes))
 
 
-@names_unknown_keywords
 def sequence_parallel(
     model_or_factory: Any,
     batch: PyTree,
@@ -277,7 +269,6 @@ def sequence_parallel(
     return ModelParallel(found.layout_map, found.batch_dim_name, axis_names=found.axis_names, sequence_axis=axis)
 
 
-@names_unknown_keywords
 def spatial(
     model_or_factory: Any,
     batch: PyTree,

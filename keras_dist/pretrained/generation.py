@@ -16,14 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist._support.arguments import (
-    argument_error,
-    check_int,
-    check_number,
-    check_optional,
-    is_int,
-    names_unknown_keywords,
-)
+from keras_dist._support.arguments import argument_error, check_int, check_number, check_optional, is_int
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.losses.vocabulary import Projection
@@ -60,7 +53,6 @@ class CachedModel(Protocol):
         ...
 
 
-@names_unknown_keywords
 def generate(
     model: Model,
     prompts: Sequence[ArrayLike | bytes],

@@ -37,7 +37,7 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.Softmax()(ones(2, 3, 4), mask=ones(1, 2, 3, 4)), ("`mask`", "dims")),
     (lambda: layers.Activation("tanhh"), ("tanhh", "did you mean 'tanh'")),
     # arguments that only the base takes
-    (lambda: layers.IntegerLookup(vocabulary=[1], encoding="x"), ("IntegerLookup has no argument", "encoding='x'")),
+    (lambda: layers.IntegerLookup(vocabulary=[1], encoding="x"), ("`IntegerLookup` has no argument", "encoding='x'")),
     # attention
     (lambda: heads(num_heads=0), ("`num_heads`", "num_heads=0")),
     (lambda: heads(key_dim=0), ("`key_dim`", "key_dim=0")),

@@ -20,7 +20,7 @@ def dense():
         ("m.png", {}, "models are not saved in files that end in '.png'"),
         ("m.keras.bak", {}, "end in '.bak'"),
         ("m", {"save_format": "keras"}, "the path determines the format"),
-        ("m.keras", {"shards": 2}, "unknown arguments 'shards'"),
+        ("m.keras", {"shards": 2}, "`save` has no argument 'shards'"),
         ("m.keras", {"zipped": False}, "must not have the name of a file"),
         ("m", {"zipped": True}, "`zipped` does not match the path"),
     ],

@@ -28,7 +28,7 @@ from keras_dist._unstable.flax_internals import (
     trace_state_of,
 )
 from keras_dist.distribution.devices import check_not_forked
-from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten, unknown_name_error
+from keras_dist.errors import ArgumentTypeError, KerasDistError, ModelError, did_you_mean, shorten, unknown_name_error
 from keras_dist.layers.base import symbolic
 from keras_dist.layers.base.attributes import (
     Precision,
@@ -442,9 +442,9 @@ class Layer(HasRecord, Building, WeightOwner, Precision, Configurable, nnx.Modul
         known += [name for weight in self.weight_initializers for name in defaults_of(weight, None)]
         known += ["activity_regularizer", "trainable", "dtype", "autocast", "name", "input_shape"]
         known, first = list(dict.fromkeys(known)), next(iter(kwargs))
-        summary = f"{type(self).__name__} has no argument"
+        summary = f"`{type(self).__name__}` has no argument"
         given = ", ".join(f"{name}={shorten(value)}" for name, value in kwargs.items())
-        return unknown_name_error(summary, first, known, given=given, fix="leave it out", error=ModelError)
+        return unknown_name_error(summary, first, known, given=given, fix="leave it out", error=ArgumentTypeError)
 
 
 def _as_input(layer: Layer, context: call_context.CallContext, value: PyTree) -> PyTree:
