@@ -24,7 +24,8 @@ from keras_dist.training.graph import ArrayPosition, ModuleGraph
 from keras_dist.training.loop import interrupt_between_steps
 from keras_dist.training.optimization import TrainState
 from keras_dist.variables.lending import Changes, Keeper, Lendable, shapes_only, switching
-from keras_dist.variables.variable import Variable, checked_value
+from keras_dist.variables.values import checked_value
+from keras_dist.variables.variable import Variable
 
 
 class BorrowedArrays(Keeper):

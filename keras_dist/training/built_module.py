@@ -30,7 +30,7 @@ from keras_dist.training.naming import TrainableFlags, by_prefix, layers_below
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Draw, Forward
 from keras_dist.variables import call_context
-from keras_dist.variables.variable import checked_value
+from keras_dist.variables.values import checked_value
 
 _MOST_PROGRAMS = 32  # largest number of programs that a model keeps for calls of other structures or static arguments
 

@@ -39,7 +39,8 @@ from keras_dist.layers.base.weight_arguments import (
 from keras_dist.layers.base.weights import direct_variables, walk
 from keras_dist.variables import call_context
 from keras_dist.variables.initial_values import EachSlice, initial_of
-from keras_dist.variables.variable import Variable, check_shape, drawn
+from keras_dist.variables.values import check_shape, drawn
+from keras_dist.variables.variable import Variable
 
 
 def _counted(build: Callable[..., None]) -> Callable[..., None]:

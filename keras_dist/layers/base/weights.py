@@ -23,7 +23,8 @@ from keras_dist.layers.base.layer_record import LayerRecord
 from keras_dist.metrics import Metric
 from keras_dist.variables import call_context
 from keras_dist.variables.lending import Borrower, Lendable
-from keras_dist.variables.variable import Key, Owners, Variable, check_value, is_trained_by
+from keras_dist.variables.values import check_value
+from keras_dist.variables.variable import Key, Owners, Variable, is_trained_by
 
 
 class ForeignWeight(Borrower):
