@@ -212,7 +212,7 @@ def load_h5_weights(
             raise legacy_error("load_weights", str(path))
         contents = _but(contents_of(model, session, reader.shapes), skipped)
         # Keras, too, takes its state where the optimizer is built
-        optimizer = stored_optimizer(session) if int(session.cell.state.step) else []
+        optimizer = stored_optimizer(session) if session.cell.steps_taken else []
         report = set_contents(model.name, session, contents, reader, strict, optimizer)
         if optimizer:
             set_optimizer(session, optimizer, reader)
@@ -336,9 +336,8 @@ def _set(session: BuiltModel, slot: Slot, reader: H5Reader, name: str) -> None:
 
 def _set_place(session: BuiltModel, place: int, reader: H5Reader, name: str, slot: Slot) -> None:
     """Set an array of the model, of which each device of this process gets its part."""
-    before = session.cell.arrays[place]
-    if is_key_dtype(before.dtype):
-        data = reader.read(name)
+    if is_key_dtype(session.cell.state_plan.rows[place].dtype):
+        before, data = session.cell.arrays[place], reader.read(name)
         if data.shape != jax.random.key_data(before).shape:
             raise reader.damaged(f"{name!r} of shape {data.shape}")
         words = jnp.asarray(narrowed(data, jnp.uint32, reader, name))

@@ -118,7 +118,7 @@ def snapshot(session: BuiltModel, progress: Progress | None, documents: Mapping[
     rows = zip(names, session.cell.state_plan.rows, strict=True)
     untrained = [name for name, row in [*rows][trained : trained + rest] if row.role in ("parameter", "statistic")]
     plan = session.cell.state_plan
-    return Snapshot(int(session.cell.state.step), arrays, plan, documents, frozenset(untrained))
+    return Snapshot(session.cell.steps_taken, arrays, plan, documents, frozenset(untrained))
 
 
 def names_of(session: BuiltModel) -> list[str]:

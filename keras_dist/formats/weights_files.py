@@ -304,5 +304,5 @@ def _write_folder(path: pathlib.Path, names: Sequence[str], session: BuiltModel)
     cell = session.cell
     with cell.lock:
         arrays = {f"{_PREFIX}{name}": cell.read(name) for name in names}
-        finish = Snapshot(int(cell.state.step), arrays, cell.plan).begin(path)
+        finish = Snapshot(cell.steps_taken, arrays, cell.plan).begin(path)
     finish()

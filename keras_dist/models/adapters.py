@@ -297,7 +297,7 @@ def merge(model: AdapterMethods) -> None:
         for one in merged.values():
             one.merge(session.cell)
     layers = {one.path: one.layer for one in merged.values() if one.layer is not None}
-    merged_after = model._compile_config if int(session.cell.state.step) else None
+    merged_after = model._compile_config if session.cell.steps_taken else None
 
     def remove() -> None:
         for layer in layers.values():

@@ -114,7 +114,7 @@ def _predict_of(
     session: BuiltModel,
 ) -> tuple[Callable[[dict[str, jax.Array], PyTree], PyTree], dict[str, jax.ShapeDtypeStruct]]:
     """Return `predict` as a function of weights by path and inputs, on one device, and the shapes of the weights."""
-    cell, step = session.cell, int(session.cell.state.step)
+    cell, step = session.cell, session.cell.steps_taken
     device = cell.mesh.backend_mesh.local_devices[0]
     forward = dataclasses.replace(session.forward, distribution=DataParallel(devices=[device]).snapshot(), plan=None)
     paths = [row.path for row in cell.plan.rows]

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._support.stateless_scope import trace_error
-from keras_dist._support.types import ArrayLike
-from keras_dist._unstable.jax_internals import is_traced
+from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist._unstable.jax_internals import is_traced, outside_of_traces
 from keras_dist.distribution.layout import TensorLayout, layout_on
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import host_copy, place_constant, place_copy
@@ -45,6 +45,7 @@ class BorrowedArrays(Keeper):
     ) -> None:
         self.graph, self.plan, self.owner = graph, plan, owner
         self._creation = creation  # creates the arrays that do not exist yet, when one is needed; None when all exist
+        self._slots_init: Callable[[], PyTree] | None = None  # returns the slots that do not exist yet
         self.is_shown = not graph.is_foreign  # the user holds the module: arrays in foreign variables may be shared
         # held from reading the state until its use is dispatched, so that no thread dispatches donated buffers
         self.lock = threading.RLock()
@@ -83,11 +84,17 @@ class BorrowedArrays(Keeper):
                 self._creation = creation
                 raise
 
-    def _begin(self, step: jax.Array) -> None:
-        """Start without slots; read the arrays of the variables on first use."""
+    @property
+    def steps_taken(self) -> int:
+        """The number of steps taken; arrays that do not exist are not created."""
+        return 0 if self._creation is not None else int(self.state.step)
+
+    def _begin(self, step: jax.Array, slots: PyTree = None, init: Callable[[], PyTree] | None = None) -> None:
+        """Start; read the arrays of the variables on first use, and create slots of these shapes after it."""
         with shapes_only():
             leaves = [place.array() for place in self._variables]
-        self._arrange(TrainState(*self.graph.nest(leaves), {}, step))
+        self._arrange(TrainState(*self.graph.nest(leaves), slots or {}, step))
+        self._slots_init = init
         arrays: list[Any] = self._arrays
         for index in self._at:
             arrays[index] = None
@@ -114,8 +121,8 @@ class BorrowedArrays(Keeper):
         if self._slots and treedef != self._treedef:
             self.release_slots()
         self._treedef = treedef
-        numbered = jax.tree.unflatten(self._treedef, range(len(arrays)))
-        self._places = self.graph.flatten(numbered.trainable, numbered.rest)
+        self.numbers: TrainState = jax.tree.unflatten(treedef, range(len(arrays)))  # the indices in `arrays`
+        self._places = self.graph.flatten(self.numbers.trainable, self.numbers.rest)
         self._at = dict(zip(self._places, self._variables, strict=True))
         self._ours = [(index, place.lendable) for index, place in self._at.items() if place.lendable is not None]
         self._foreign = [(index, place) for index, place in self._at.items() if place.lendable is None]
@@ -172,8 +179,21 @@ class BorrowedArrays(Keeper):
                     borrower.set_to_copy(place.lendable, arrays[index])
 
     def _look(self) -> None:
-        """Read the arrays of variables that changed; copy and reshard those that are shared or placed otherwise."""
+        """Read the arrays of all variables; create slots that do not exist."""
         self.create()
+        self._read_variables()
+        init, self._slots_init = self._slots_init, None
+        if init is not None:
+            try:
+                with outside_of_traces():
+                    made = dict(zip(jax.tree.leaves(self.numbers.slots), jax.tree.leaves(init()), strict=True))
+            except BaseException:
+                self._slots_init = init
+                raise
+            self._arrays = [made.get(index, array) for index, array in enumerate(self._arrays)]
+
+    def _read_variables(self) -> None:
+        """Read the arrays of variables that changed; copy and reshard those that are shared or placed otherwise."""
         self._looked_at = Changes.last
         arrays: list[Any] = self._arrays
         ours = [(index, variable, variable.current()) for index, variable in self._ours]
@@ -272,7 +292,8 @@ class BorrowedArrays(Keeper):
     def array_of(self, variable: Lendable) -> jax.Array:
         place = self.place_of(variable)
         holder = self._at.get(place)
-        return (self._arrays if holder is None or holder.lendable is not None else self.arrays)[place]
+        is_here = self._slots_init is None and (holder is None or holder.lendable is not None)
+        return (self._arrays if is_here else self.arrays)[place]
 
     def unshared(self, variable: Lendable) -> jax.Array:
         place: Any = self.place_of(variable)
@@ -367,6 +388,8 @@ class BorrowedArrays(Keeper):
 
     def release_slots(self) -> None:
         """Return the arrays of optimizers to their variables."""
+        if self._slots and self._slots_init is not None:
+            self._look()
         for place, variable in self._slots.items():
             variable.lend_to(None)
             variable.keep(self._arrays[place])

@@ -110,7 +110,7 @@ class BuiltModel(BuiltModule):
                 known[name] = slots if is_same else optimizer.transformation.slots_in(self.cell)
         self.release_optimizers()
         if known:
-            steps = self.cell.state.step
+            steps = self.cell.steps_taken
             self.cell.add_slots(optimizers, choices.options.slot_memory)
             known = self._fitting(known, optimizers, steps)
         elif self.cell.slot_memory != choices.options.slot_memory:
@@ -126,12 +126,12 @@ class BuiltModel(BuiltModule):
         self._settle(self.distribution)
 
     def _fitting(
-        self, known: Mapping[str, dict[str, Variable]], optimizers: Mapping[str, Optimizer], steps: jax.Array
+        self, known: Mapping[str, dict[str, Variable]], optimizers: Mapping[str, Optimizer], steps: int
     ) -> dict[str, dict[str, Variable]]:
         """Return the variables of optimizers whose variables fit their new states; warn of those that start again."""
         found: dict[str, dict[str, Variable]] = {}
         for name, variables in known.items():
-            flat, _ = jax.tree_util.tree_flatten_with_path(self.cell.state.slots[name])
+            flat, _ = jax.tree_util.tree_flatten_with_path(self.cell.state_plan.shapes.slots[name])
             shapes = {tree_paths.join(tree_paths.parts_of(path)): array.shape for path, array in flat}
             if variables and all(path in variables and variables[path].shape == shapes[path] for path in shapes):
                 found[name] = {path: variables[path] for path in shapes}
@@ -166,7 +166,7 @@ class BuiltModel(BuiltModule):
     def _warn_of_reset(self) -> None:
         """Warn of optimizers that have taken steps, and lose their state."""
         for optimizer in self.optimizers.values():
-            if count := _steps_of(optimizer.transformation.slots_in(self.cell), self.cell.state.step):
+            if count := _steps_of(optimizer.transformation.slots_in(self.cell), self.cell.steps_taken):
                 warn(
                     f"the optimizer {optimizer.transformation.name!r} starts again without its state after {count} "
                     "steps, because weights were added to the model: do this before `fit`, or continue a "
@@ -209,8 +209,7 @@ class BuiltModel(BuiltModule):
     def _attach_optimizers(self, optimizers: Mapping[str, Optimizer], kept: Mapping[str, dict[str, Variable]]) -> None:
         """Give the optimizers their state, in the variables `kept` by path, and the variables that they update."""
         self._optimizer_states.clear()
-        cell, rows, state = self.cell, self.cell.state_plan.rows, self.cell.state
-        numbers = jax.tree.unflatten(jax.tree.structure(state), range(len(rows)))
+        cell, rows, numbers = self.cell, self.cell.state_plan.rows, self.cell.numbers
 
         def create(path: str, place: int, own: Mapping[str, Variable]) -> Variable:
             shape = jax.ShapeDtypeStruct(rows[place].shape, rows[place].dtype)
@@ -307,7 +306,7 @@ def describe(distribution: Distribution) -> str:
     return f"{distribution}" if rules is None else f"{distribution} with rules {rules}"
 
 
-def _steps_of(variables: Mapping[str, Variable], steps: jax.Array) -> int:
+def _steps_of(variables: Mapping[str, Variable], steps: int) -> int:
     """Return how many steps an optimizer has taken, here or in loops."""
     counts = [one.current() for path, one in variables.items() if path.rpartition("/")[2] in ("iterations", "count")]
-    return max(int(steps), *map(int, counts), 0)
+    return max(steps, *map(int, counts), 0)

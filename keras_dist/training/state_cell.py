@@ -21,6 +21,7 @@ from keras_dist.errors import ModelError
 from keras_dist.training.borrowed_arrays import BorrowedArrays
 from keras_dist.training.graph import ArrayPosition, ModuleGraph, positions_of
 from keras_dist.training.optimization import Optimizer, TrainState
+from keras_dist.variables.lending import shapes_only
 from keras_dist.variables.variable import Variable
 
 
@@ -151,19 +152,27 @@ class StateCell(BorrowedArrays):
             self._begin(step)
 
     def add_slots(self, optimizers: dict[str, Optimizer], memory_kind: str | None = None) -> None:
-        """Create the slots of these optimizers in a kind of memory, and reset the step count."""
-        plans, slots = {}, {}
+        """Reset the step count, and create slots in a kind of memory, now or with the arrays of the variables."""
         self.release_slots()
         self.slot_memory = memory_kind
+        with shapes_only():
+            trainable, _ = self.graph.nest([place.array() for place in self._variables])
+        shapes, plans = {}, {}
         for name, optimizer in optimizers.items():
-            params = optimizer.select(self.state.trainable)
-            shapes = jax.eval_shape(optimizer.transformation.init, params)
-            plan = self.trainable_plan(optimizer, self.plan).follow(shapes, memory_kind=memory_kind)
-            slots[name] = plan.init(optimizer.transformation.init, params)
-            plans[name] = plan.prefixed(name)
-        self.state_plan = self._plan_of_state(plans)
+            shapes[name] = jax.eval_shape(optimizer.transformation.init, optimizer.select(trainable))
+            plan = self.trainable_plan(optimizer, self.plan)
+            plans[name] = plan.follow(shapes[name], memory_kind=memory_kind)
+
+        def init() -> dict[str, PyTree]:
+            params = {name: one.select(self.state.trainable) for name, one in optimizers.items()}
+            return {name: plans[name].init(one.transformation.init, params[name]) for name, one in optimizers.items()}
+
+        self.state_plan = self._plan_of_state({name: plan.prefixed(name) for name, plan in plans.items()})
         step = place_copy(np.zeros((), np.int32), self.state_plan.shardings.step)
-        self.state = self.state.replace(slots=slots, step=step)
+        if self._creation is None:
+            self.state = self.state.replace(slots=init(), step=step)
+        else:
+            self._begin(step, shapes, init)
 
     def trainable_plan(self, optimizer: Optimizer, plan: LayoutPlan) -> LayoutPlan:
         """Return the part of a plan for the variables that an optimizer updates, as nested dicts."""

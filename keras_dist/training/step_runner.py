@@ -178,7 +178,7 @@ class StepRunner:
             if not validation.is_due(epoch):
                 return {}
             # the position follows from the step count, so that a resumed training draws the same
-            draw = Draw.begun(self._forward.seed, _VALIDATIONS + int(self._cell.state.step))
+            draw = Draw.begun(self._forward.seed, _VALIDATIONS + self._cell.steps_taken)
             return {f"val_{name}": value for name, value in evaluate(check_interrupt, draw).items()}
 
         return validate

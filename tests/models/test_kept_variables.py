@@ -389,3 +389,40 @@ def test_factors_of_lora_that_cannot_be_made_leave_a_layer_of_no_model_as_it_was
     layer.enable_lora(2)
     model = kd.Sequential([kd.Input((3,)), layer])
     assert [weight.path for weight in model.trainable_weights] == ["d1/bias", "d1/lora_kernel_a", "d1/lora_kernel_b"]
+
+
+class Noted(kd.initializers.Initializer):
+    """Notes that values were drawn."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __call__(self, shape, dtype=None, key=None):
+        self.calls.append(shape)
+        return kd.initializers.GlorotUniform()(shape, dtype, key)
+
+
+@pytest.mark.parametrize("name", ["m.weights.h5", "m.weights.safetensors", "m.orbax"])
+@pytest.mark.parametrize("compiles", ["before", "after", "twice"])
+def test_weights_that_a_file_has_are_not_drawn(name, compiles, tmp_path):
+    x, calls = np.ones((16, 8), np.float32), []
+
+    def made():
+        layer = kd.layers.Dense(8, kernel_initializer=Noted(calls))
+        with kd.FullySharded(kd.DeviceMesh("data=8")).scope():
+            return kd.Sequential([kd.Input((8,)), layer, kd.layers.BatchNormalization()])
+
+    def fitted(model):
+        return model.fit(x, x, batch_size=8, epochs=2, verbose=0).history["loss"]
+
+    saved = made()
+    saved.save_weights(tmp_path / name)
+    saved.compile("adam", "mse")
+    expected, model = fitted(saved), made()
+    calls.clear()
+    if compiles != "after":
+        model.compile("adam", "mse")
+    model.load_weights(tmp_path / name)
+    if compiles != "before":
+        model.compile("adam", "mse")
+    assert fitted(model) == expected and calls == []
