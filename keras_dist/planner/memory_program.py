@@ -57,7 +57,6 @@ _WITHOUT_MEMORY = (
 )
 """Beginnings of names of custom calls without such memory: annotations, random bits, callbacks of the host, and kernels
 of Pallas for TPUs, whose intermediate results are in VMEM."""
-_REPEATED = "remat, which XLA for CPUs undoes outside of loops"
 _ALLOWANCE = 1.05
 """Times the padding of products, for the copies with other tiles that XLA for TPUs keeps at the same time."""
 _TO_HOST = '_xla_buffer_placement = "pinned_host"'
@@ -174,8 +173,6 @@ class Reader:
                 continue
             if operation.name in _OPAQUE and (described := _opaque(operation)):
                 self.opaque[described] = None
-            elif self._module.platform == "cpu" and operation.name == "stablehlo.optimization_barrier":
-                self.opaque[_REPEATED] = None
             if _rearranges(operation):
                 described, nbytes = _described(operation), max(map(self._module.nbytes, operation.results))
                 self.rearranged[described] = max(nbytes, self.rearranged.get(described, 0))

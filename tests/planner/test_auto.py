@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
 import re
 import time
@@ -185,6 +186,9 @@ def test_a_layout_that_was_not_compiled_fits_with_the_bound_of_a_verdict(target,
     assert found.best.most_nbytes == most
     limits = {limit: dataclasses.replace(found, memory_limit=limit).fits for limit in (most, most - 1)}
     assert limits == {most: True, most - 1: None}
+    classes = kd.planner.dim_classes(factory, batch, "adam", loss)
+    again = Search(classes, "memory", None, kd.planner.target(target), math.inf, remat=".*").run([{"data": 8}])
+    assert (again.most_nbytes is None) == (target == "cpu:8"), "XLA for CPUs undoes remat"
     unknown = dataclasses.replace(found.best, most_nbytes=None)
     assert dataclasses.replace(found, best=unknown, memory_limit=most).fits is None
 

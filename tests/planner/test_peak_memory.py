@@ -241,8 +241,8 @@ def test_tpus_keep_a_sum_that_is_read_more_often_than_its_parts_together():
     assert many == few + 2
 
 
-def test_remat_on_cpus_is_of_unknown_memory():
-    """XLA for CPUs undoes it outside of loops."""
+def test_remat_needs_less():
+    """Not in XLA's programs for CPUs, as the page on estimates says."""
 
     def loss(kernel, x, call):
         for _ in range(6):
@@ -254,9 +254,8 @@ def test_remat_on_cpus_is_of_unknown_memory():
         lambda *arrays, call=call: jax.grad(lambda *each: loss(*each, call))(*arrays)
         for call in (lambda f: f, jax.checkpoint)
     )
-    assert peak(again, *shapes, platform="tpu") < 0.9 * peak(plain, *shapes, platform="tpu")
-    assert figures_of(plain, *shapes).opaque == figures_of(again, *shapes, platform="tpu").opaque == ()
-    assert figures_of(again, *shapes).opaque == ("remat, which XLA for CPUs undoes outside of loops",)
+    for name in ("cpu", "tpu"):
+        assert peak(again, *shapes, platform=name) < 0.9 * peak(plain, *shapes, platform=name)
 
 
 def test_tpus_compare_indices_to_take_one_element_of_each_row():

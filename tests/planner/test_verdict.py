@@ -153,19 +153,17 @@ def test_without_the_extra_the_other_tiers_remain():
     assert planned(8, compiles=False).verdict.note == "not asked for"
 
 
-@pytest.mark.parametrize("remat", [None, ".*"])
-def test_memory_of_cpus_is_propagated_with_the_way_to_the_exact_peak(remat):
+def test_memory_of_cpus_is_propagated_with_the_way_to_the_exact_peak():
     with kd.DataParallel(kd.DeviceMesh("data=8")).scope():
         model = kd.Sequential([kd.Input((64,)), layers.Dense(64, "tanh"), layers.Dense(64, "tanh")])
     x = jax.ShapeDtypeStruct((512, 64), np.float32)
-    report = kd.plan(model, (x, x), None, "sgd", "mse", "cpu:8", compiles=False, remat=remat)
+    report = kd.plan(model, (x, x), None, "sgd", "mse", "cpu:8", compiles=False)
     verdict = report.verdict
     least = verdict.least_nbytes + verdict.ahead_nbytes
     assert verdict.most_nbytes == least + 5 * report.step.activation_nbytes and verdict.fits is None
     text = str(verdict)
     assert "uses memory of the host: between" in text and ", exact, and" in text
     assert "; the exact peak: plan(..., compiles=True), or keras-dist plan --compile;" in text
-    assert ("propagated, without the memory of remat, which XLA for CPUs undoes" in text) == (remat is not None)
 
 
 @pytest.mark.multiprocess
