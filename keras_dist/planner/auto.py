@@ -238,7 +238,7 @@ class AutoParallel(Distribution):
             model, batch, distribution, optimizer, loss, platform=machine.platform, remat=candidate.remat
         )
         verdict = judge(program, propagate(program.lowered), machine, compiles=True, timeout_seconds=left)
-        if verdict.compiled is None or verdict.compiled.peak_nbytes is None:
+        if verdict.compiled is None:
             return candidate
         seconds = verdict.roofline.serial_step_seconds
         return dataclasses.replace(candidate, compiled_seconds=seconds, compiled_nbytes=verdict.compiled.peak_nbytes)

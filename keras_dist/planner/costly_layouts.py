@@ -19,6 +19,7 @@ from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.pipelining import Pipeline
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_axes, render_bytes
+from keras_dist.planner.exchanges import axes_text
 from keras_dist.planner.explanation import reason_of
 from keras_dist.planner.propagation import Collective, Propagated, Repeated
 from keras_dist.planner.remedies import Remedy, Retrace, find_remedy
@@ -65,7 +66,7 @@ def _without_small(problems: Iterable[Problem], program: StepProgram, step: Prop
 
 
 def _not_pipelined(stack: Pipeline, repeats_work: bool) -> Problem:
-    over, more = _joined(axis_tuple(stack.axis)), " and computes" * repeats_work
+    over, more = axes_text(axis_tuple(stack.axis)), " and computes" * repeats_work
     return Problem(
         "pipeline",
         stack.layer,
@@ -98,10 +99,10 @@ def _repeated_work(program: StepProgram, step: Propagated, least: float = _LEAST
             yield Problem(
                 "repeated",
                 group[0].layer,
-                f"repeated work: the {times} devices along {_joined(axes)} compute the same in "
+                f"repeated work: the {times} devices along {axes_text(axes)} compute the same in "
                 f"{_named(list(dict.fromkeys(each.layer for each in group)))}",
                 f"{step.flops / (step.flops - more):.2f} times the FLOPs, {step.flops:,} on each device",
-                f"products that are sharded over {_joined(axes)}: {step.flops - more:,} FLOPs",
+                f"products that are sharded over {axes_text(axes)}: {step.flops - more:,} FLOPs",
                 NO_RULE,
             )
 
@@ -120,13 +121,13 @@ def _sliced_weights(program: StepProgram, step: Propagated) -> Iterator[Problem]
             grouped[_alike(row.path), axes].append(row)
     for (_, axes), group in grouped.items():
         if sum(row.nbytes for row in group) >= least:
-            held = sum(row.nbytes_per_device for row in group)
+            held, over = sum(row.nbytes_per_device for row in group), axes_text(axes)
             yield Problem(
                 "whole",
                 group[0].path,
-                f"{_named([row.path for row in group])} is whole along {_joined(axes)}, and a device uses only a slice",
+                f"{_named([row.path for row in group])} is whole along {over}, and a device uses only a slice",
                 f"layout {render_axes(group[0].axes)}, {render_bytes(held)} on each device",
-                f"the layout in which a step uses the weight, sharded over {_joined(axes)}",
+                f"the layout in which a step uses the weight, sharded over {over}",
                 NO_RULE,
             )
 
@@ -147,9 +148,9 @@ def _large_weights(program: StepProgram) -> Iterator[Problem]:
         over = over or (every if _EXPERTS.search(name) else set())
         held = sum(row.nbytes_per_device for row in whole)
         if over and whole and held >= least:
-            summary = f"{_named([row.path for row in whole])} is not sharded over {_joined(sorted(over))}"
+            summary = f"{_named([row.path for row in whole])} is not sharded over {axes_text(sorted(over))}"
             given = f"layout {render_axes(whole[0].axes)}, {render_bytes(held)} on each device"
-            yield Problem("whole", whole[0].path, summary, given, f"a layout over {_joined(sorted(over))}", NO_RULE)
+            yield Problem("whole", whole[0].path, summary, given, f"a layout over {axes_text(sorted(over))}", NO_RULE)
 
 
 def hidden_reshards(step: Propagated, rules: LayoutMap | None) -> Iterator[Problem]:
@@ -179,7 +180,7 @@ def _gathers_by_rule(step: Propagated, rules: LayoutMap, least: float) -> Iterat
             if rule is not None:
                 grouped[rule, each.axes].append(each)
     for (rule, axes), group in grouped.items():
-        where, over = _needing(group), _joined(axes)
+        where, over = _needing(group), axes_text(axes)
         if _nbytes(group) >= least:
             yield Problem(
                 "reshard",
@@ -192,7 +193,7 @@ def _gathers_by_rule(step: Propagated, rules: LayoutMap, least: float) -> Iterat
 
 
 def _reshard(kind: str, axes: tuple[str, ...], group: list[Collective]) -> Problem:
-    where, over = _needing(group), _joined(axes)
+    where, over = _needing(group), axes_text(axes)
     made = list(dict.fromkeys(f"{each.operation or 'an array'} of {each.layer or 'the step'}" for each in group))
     more = f" and {len(made) - _MOST_MAKERS} more" if len(made) > _MOST_MAKERS else ""
     return Problem(
@@ -260,7 +261,3 @@ def _changed(program: StepProgram, change: Mapping[str, tuple[Axis, ...]]) -> tu
     others = f", and of {len(paths) - len(same)} more weights" if len(paths) > len(same) else ""
     why = reason_of(first, program.distribution.layout_map)
     return first.path, f"the cause is the layout of {_named(same)}{others}", f"layout {now}, {why}", f"layout {after}"
-
-
-def _joined(axes: Sequence[str]) -> str:
-    return " and ".join(map(repr, axes))

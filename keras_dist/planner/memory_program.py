@@ -6,29 +6,14 @@ Names of operations are what XLA computes: a product without two matrices is a m
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import re
 from collections.abc import Iterable
 from typing import Any
 
 from keras_dist.planner.exchanges import numbers_of
-from keras_dist.planner.sharded_module import (
-    ShardedModule,
-    is_argument,
-    layer_in,
-    name_of,
-    operations_in,
-    returned_by,
-    text_of,
-)
-from keras_dist.planner.tile_padding import (
-    padded_images,
-    padded_in_product,
-    padded_rows,
-    sorted_for_product,
-    without_product,
-)
+from keras_dist.planner.sharded_module import ShardedModule, is_argument, layer_in, name_of, text_of
+from keras_dist.planner.tile_padding import padded_images, padded_in_product, padded_rows, without_product
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
@@ -60,10 +45,6 @@ FROM_MEMORY = named(
 ) | {"return"}
 """Operations that read arrays from memory, so that a result which they need is allocated."""
 PRODUCTS = named("convolution dot_general")
-_REPEATABLE = (
-    FUSED | named("constant convolution dot_general gather iota reduce reshape") | named("all_slice constant", "sdy")
-)
-"""Operations of which XLA for CPUs computes equal ones once."""
 _MOVES = VIEWS | named("broadcast_in_dim concatenate convert dynamic_slice dynamic_update_slice slice transpose")
 """Operations whose results have the elements of their operands."""
 RESIZED = named("broadcast_in_dim concatenate dynamic_slice pad slice")
@@ -76,8 +57,6 @@ _WITHOUT_MEMORY = (
 )
 """Beginnings of names of custom calls without such memory: annotations, random bits, callbacks of the host, and kernels
 of Pallas for TPUs, whose intermediate results are in VMEM."""
-_BARRIERS = ("stablehlo.optimization_barrier", "sdy.sharding_constraint")
-"""Views that XLA for CPUs removes after it has looked for equal operations."""
 _ALLOWANCE = 1.05
 """Times the padding of products, for the copies with other tiles that XLA for TPUs keeps at the same time."""
 _TO_HOST = '_xla_buffer_placement = "pinned_host"'
@@ -90,18 +69,11 @@ class Value:
 
     nbytes: int
     is_float32: bool = False
-    shape: tuple[int, ...] = ()
-    """The shape of one device's shard."""
     padding: float = math.inf
     """Factor of its bytes in products; infinite outside of products."""
     readers: list[Operation] = dataclasses.field(default_factory=list)
     flows_to: list[Value] = dataclasses.field(default_factory=list)
     """Values of a loop with the same elements: a carried argument, and the result."""
-
-    @property
-    def elements(self) -> int:
-        """The number of elements of one device's shard."""
-        return math.prod(self.shape)
 
     @property
     def is_padded(self) -> bool:
@@ -119,8 +91,6 @@ class Operation:
     blocks: list[Block] = dataclasses.field(default_factory=list)
     is_rounded: bool = False
     """Whether it is a product of default precision: TPUs round its operands to bfloat16."""
-    axes: str = ""
-    """Axes of devices over which CPUs reduce."""
 
     def results_of(self, operand: Value) -> list[Value]:
         """Return the results that are computed from an operand; a barrier has one result for each operand."""
@@ -152,10 +122,6 @@ class Reader:
         self._constants = set[Value]()
         self._reshapes: list[Operation] = []
         self._same_tiles: list[tuple[Operation, Value]] = []
-        self._copies = set[Value]()
-        self._makers: dict[Value, Operation] = {}
-        self._identity: dict[Any, Any] = {}  # of values in MLIR, for CPUs: other ones behind a barrier
-        self._known_results: dict[Any, list[Value]] = {}  # of the block that is read, by operation and operands
         self.opaque: dict[str, None] = {}
         self.rearranged: dict[str, int] = {}
 
@@ -170,9 +136,7 @@ class Reader:
         arguments = [self._value(argument) for argument in block.arguments]
         known |= zip(block.arguments, arguments, strict=True)
         operations: list[Operation] = []
-        outer, self._known_results = self._known_results, {}
         self._read(block, known, operations)
-        self._known_results = outer
         return Block(arguments, operations)
 
     def _round_and_pad(self) -> None:
@@ -194,10 +158,9 @@ class Reader:
 
     def _value(self, value: Any) -> Value:
         nbytes = self._module.nbytes(value)
-        shape = tuple(self._module.local_shape(value))
-        if padded := self._padding.get(shape):
-            nbytes = int(nbytes * padded)
-        found = Value(nbytes, str(getattr(value.type, "element_type", "")) == "f32", shape)
+        if self._padding:
+            nbytes = int(nbytes * self._padding.get(tuple(self._module.local_shape(value)), 1))
+        found = Value(nbytes, str(getattr(value.type, "element_type", "")) == "f32")
         self._values.append(found)
         return found
 
@@ -205,16 +168,6 @@ class Reader:
         for each in block.operations:
             operation = each.operation
             operands = [known[operand] for operand in operation.operands]
-            if self._module.platform == "cpu" and operation.name in _BARRIERS:
-                known |= zip(operation.results, operands, strict=True)
-                self._identity |= {result: object() for result in operation.results}
-                continue
-            kind = self._key_of(operation) if self._module.platform == "cpu" else None
-            key = kind and (kind, *map(self._identify, operation.operands))
-            if key in self._known_results:
-                known |= zip(operation.results, self._known_results[key], strict=True)
-                self._identity |= zip(operation.results, self._known_results[key], strict=True)
-                continue
             if operation.name == "func.call":
                 self._call(operation, operands, known, into)
                 continue
@@ -229,12 +182,6 @@ class Reader:
                 made.blocks = [self._block(inner, known) for region in operation.regions for inner in region.blocks]
                 captured = {value for inner in made.blocks for value in _captured(inner)}
                 made.operands = [*operands, *(value for value in captured if value not in operands)]
-            if self._module.platform == "cpu" and name == "stablehlo.dot_general":
-                into += self._transposes(operation, made)
-            elif self._module.platform == "cpu" and name == "stablehlo.divide":
-                into += self._reciprocal(made)
-            elif self._module.platform == "cpu" and name == "stablehlo.add":
-                self._scatter_into_sum(operation, made)
             made.results = [self._value(result) for result in operation.results]
             if name == "stablehlo.custom_call" and _TO_HOST in str(dict(operation.attributes)):
                 made.results[0].nbytes = 0
@@ -255,18 +202,10 @@ class Reader:
                 into += self._padded_lookup(made, padded_rows(operation, self._module))
             if name in CONSTANTS or (name == "stablehlo.broadcast_in_dim" and operands[0] in self._constants):
                 self._constants.update(made.results)
-            if self._module.platform == "cpu":
-                into += self._copies_of_constants(made)
-            if key is not None:
-                self._known_results[key] = made.results
-            if self._module.platform == "cpu" and name == "sdy.all_reduce":
-                made.axes = str(operation.attributes["reduction_axes"])
             known |= zip(operation.results, made.results, strict=True)
-            self._identity |= zip(operation.results, made.results, strict=True)
             for operand in dict.fromkeys(made.operands):
                 operand.readers.append(made)
             is_early = self._module.platform == "tpu" and _gathers_table(operation)
-            self._makers |= dict.fromkeys(made.results, made)
             into.insert(0 if is_early else len(into), made)
 
     def _padded_lookup(self, lookup: Operation, padding: float) -> Iterable[Operation]:
@@ -274,73 +213,10 @@ class Reader:
         if padding > 1:
             table, rows = lookup.operands[0], lookup.results[0]
             rows.nbytes = int(rows.nbytes * padding)
-            lookup.operands[0] = Value(int(table.nbytes * padding), shape=table.shape)
+            lookup.operands[0] = Value(int(table.nbytes * padding))
             copy = Operation("copy", [table], [lookup.operands[0]])
             table.readers.append(copy)
             yield copy
-
-    def _made(self, key: Any, name: str, operand: Value, shape: tuple[int, ...]) -> Iterable[Operation]:
-        """Yield an operation that XLA for CPUs adds, unless it did before, and note its result by key."""
-        if key not in self._known_results:
-            nbytes = operand.nbytes * math.prod(shape) // max(1, operand.elements)
-            made = Operation(f"stablehlo.{name}", [operand], [Value(nbytes, operand.is_float32, shape)])
-            self._makers[made.results[0]], self._known_results[key] = made, made.results
-            operand.readers.append(made)
-            yield made
-
-    def _transposes(self, product: Any, into: Operation) -> Iterable[Operation]:
-        """Sort the dims of a product's operands as XLA for CPUs: batch dims, dims of the result, contracted dims."""
-        for side, (name, order) in enumerate(sorted_for_product(product, self._module)):
-            value = into.operands[side]
-            if name:
-                key = (name, order), value
-                yield from self._made(key, name, value, tuple(value.shape[dim] for dim in order))
-                into.operands[side] = self._known_results[key][0]
-
-    def _reciprocal(self, quotient: Operation) -> Iterable[Operation]:
-        """Replace a division by a broadcast array, as XLA for CPUs: it multiplies by a broadcast reciprocal."""
-        value, by = quotient.operands
-        broadcast = self._makers.get(by)
-        if broadcast is not None and broadcast.name == "stablehlo.broadcast_in_dim":
-            small = broadcast.operands[0]
-            yield from self._made(("reciprocal", small), "divide", small, small.shape)
-            inverse = self._known_results["reciprocal", small][0]
-            yield from self._made(quotient, "broadcast_in_dim", inverse, by.shape)
-            quotient.name, quotient.operands = "stablehlo.multiply", [value, *self._known_results[quotient]]
-
-    def _scatter_into_sum(self, total: Any, into: Operation) -> None:
-        """Replace the sum of an array and of values scattered into a constant: XLA for CPUs scatters into the array."""
-        for value, other in itertools.permutations(into.operands):
-            made = self._makers.get(value, into)
-            is_once = all(len([*operand.uses]) == 1 for operand in total.operands)
-            if made.name == "stablehlo.scatter" and made.operands[0] in self._copies and is_once:
-                into.name, into.operands = made.name, [other, *made.operands[1:]]
-                return
-
-    def _copies_of_constants(self, operation: Operation) -> Iterable[Operation]:
-        """Replace constants that an operation overwrites by copies, which XLA for CPUs makes early."""
-        places = [0] if operation.name == "stablehlo.scatter" else []
-        if operation.name == "stablehlo.while":
-            body = operation.blocks[1]
-            pairs = enumerate(zip(body.returned, body.arguments, strict=True))
-            places = [place for place, (after, before) in pairs if after is not before]
-        for place in places:
-            value = operation.operands[place]
-            if value in self._constants:
-                copied = dataclasses.replace(value, readers=[], flows_to=value.flows_to)
-                operation.operands[place] = copied
-                self._copies.add(copied)
-                copy = Operation("copy", [value], [copied])
-                value.readers.append(copy)
-                yield copy
-
-    def _key_of(self, operation: Any) -> Any:
-        """Return a key of an operation without its operands, or None. XLA for CPUs undoes `remat` outside of loops."""
-        result = operation.results[0].type if operation.name in _REPEATABLE else None
-        if result is None or "complex" in str(result):  # MLIR's Python has no complex constants
-            return None
-        inside = tuple(each.name for each in operations_in(operation))
-        return *inside, *dict(operation.attributes).items(), result
 
     def _name(self, operation: Any) -> str:
         is_tpu = self._module.platform == "tpu"
@@ -348,39 +224,18 @@ class Reader:
             return "return"
         if operation.name == "stablehlo.dot_general" and (kind := without_product(operation, is_tpu)):
             return f"stablehlo.{kind}"
-        if self._module.platform == "cpu":
-            return self._name_on_cpus(operation)
         if is_tpu and _is_one_of_each_row(operation):
             return "stablehlo.reduce" if operation.name == "stablehlo.gather" else "stablehlo.select"
-        return operation.name
-
-    def _name_on_cpus(self, operation: Any) -> str:
-        """Name views, which move or add only dims of one element, and concatenations that XLA does not fuse."""
-        kind = operation.name.rpartition(".")[2]
-        if kind == "concatenate":
-            rank, dim = operation.results[0].type.rank, operation.attributes["dimension"].value
-            return kind if 1 < rank == dim + 1 else operation.name
-        if kind in ("broadcast_in_dim", "transpose"):
-            before, after = (self._module.local_shape(each) for each in (operation.operands[0], operation.results[0]))
-            numbers = numbers_of(operation.attributes["permutation"]) if kind == "transpose" else []
-            order = [dim for dim in numbers if before[dim] > 1]
-            is_view = math.prod(before) == math.prod(after) and order == sorted(order)
-            return "stablehlo.reshape" if is_view else operation.name
         return operation.name
 
     def _call(self, call: Any, operands: list[Value], known: dict[Any, Value], into: list[Operation]) -> None:
         block = self._module.block(text_of(call.attributes["callee"]))
         inner = dict(zip(block.arguments, operands, strict=True))
-        self._identity |= zip(block.arguments, map(self._identify, call.operands), strict=True)
         self._read(block, inner, into)
         returned = into.pop()
         for operand in dict.fromkeys(returned.operands):
             operand.readers.remove(returned)
         known |= zip(call.results, returned.operands, strict=True)
-        self._identity |= zip(call.results, map(self._identify, returned_by(block)), strict=True)
-
-    def _identify(self, value: Any) -> Any:
-        return self._identity.get(value, value)
 
 
 def _opaque(operation: Any) -> str:

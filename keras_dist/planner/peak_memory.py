@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from keras_dist.planner import memory_program as program
-from keras_dist.planner.cpu_kernels import kernels
 from keras_dist.planner.memory_program import Block, Operation, Reader, Value
 from keras_dist.planner.sharded_module import ShardedModule
 
@@ -25,8 +24,6 @@ _LEAST_REARRANGED = 1 / 16
 """The part of the peak from which sorted arrays, and parts of arrays at steps, are of unknown memory."""
 _ROW = 16
 """Bytes from which an array is not a scalar: for GPUs, what several operations broadcast of it is kept."""
-GAPS = 1.02
-"""Factor for the gaps between arrays in the memory of CPUs: an allowance, which the page on estimates explains."""
 _MOST_PASSED = 200
 """Elementwise operations after an array that are searched for the end of its life."""
 
@@ -48,8 +45,7 @@ def peak_memory(module: ShardedModule) -> PeakMemory:
     arguments = zip(main.regions[0].blocks[0].arguments, attributes, strict=False)
     donated = [module.nbytes(argument) for argument, given in arguments if any(name in given for name in _DONATED)]
     reader = Reader(module)
-    nbytes = _Simulation(reader.main(), module.platform, donated).run()
-    nbytes = round(GAPS * nbytes) if module.platform == "cpu" else nbytes
+    nbytes = _Simulation(reader.main(), donated, is_tpu=module.platform == "tpu").run()
     large = [name for name, size in reader.rearranged.items() if size > _LEAST_REARRANGED * nbytes]
     return PeakMemory(nbytes, tuple(dict.fromkeys((*reader.opaque, *large))))
 
@@ -73,11 +69,9 @@ def _joined_to_products(block: Block) -> frozenset[Value]:
 class _Simulation:
     """The allocations of a block."""
 
-    def __init__(self, block: Block, platform: str, donated: Sequence[int] | None = None) -> None:
+    def __init__(self, block: Block, donated: Sequence[int] | None = None, *, is_tpu: bool) -> None:
         """Take the sizes of donated arguments, for `main`."""
-        self._block, self._platform = kernels(block) if platform == "cpu" else block, platform
-        block = self._block
-        self._is_tpu = platform == "tpu"
+        self._block, self._is_tpu = block, is_tpu
         self._donated = None if donated is None else collections.Counter(donated)
         self._index = {operation: index for index, operation in enumerate(block.operations)}
         self._sinks: dict[Value, set[Operation]] = {}
@@ -102,8 +96,6 @@ class _Simulation:
         self._sinks[result] = sinks
         if operation.name in program.CONSTANTS or operation.name in program.VIEWS:
             self._is_kept[result] = False
-        elif self._platform == "cpu":
-            self._is_kept[result] = True
         elif operation.name in program.FUSED:
             is_needed = result in self._joined or any(self._needs_memory(reader, result) for reader in readers)
             self._is_kept[result] = is_needed or (len(sinks) > 1 and self._is_costly(operation, sinks))
@@ -150,8 +142,7 @@ class _Simulation:
                 if self._is_in_place(operation, result, index, carried, returned):
                     continue
                 for root in self._replaced(operation, place, index):
-                    is_alike = root.shape == result.shape or self._platform != "cpu"
-                    if is_alike and sizes.get(root) == result.nbytes:
+                    if sizes.get(root) == result.nbytes:
                         live -= sizes.pop(root)
                         break
                 sizes[result] = result.nbytes
@@ -260,7 +251,7 @@ class _Simulation:
     def _inside(self, operation: Operation) -> int:
         """Return the bytes that are live only while an operation runs."""
         if operation not in self._known_inside:
-            peaks = (_Simulation(block, self._platform).run() for block in operation.blocks)
+            peaks = (_Simulation(block, is_tpu=self._is_tpu).run() for block in operation.blocks)
             self._known_inside[operation] = max(peaks, default=0)
         return self._known_inside[operation]
 

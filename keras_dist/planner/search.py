@@ -18,6 +18,7 @@ from keras_dist.planner.dim_classes import DimClass, DimClasses
 from keras_dist.planner.propagation import Collective, Propagated
 from keras_dist.planner.roofline import roofline
 from keras_dist.planner.targets import Target
+from keras_dist.planner.verdict import bound_nbytes
 
 Objective = Literal["step_time", "memory"]
 
@@ -44,13 +45,14 @@ class Candidate:
         fully_sharded: whether weights and slots are also sharded over the axes of the batch.
         step_seconds: least time of a step, from its collectives, FLOPs and memory traffic [s].
         state_nbytes: bytes of weights and slots.
-        activation_nbytes: bytes of intermediate results, at most.
+        activation_nbytes: estimated bytes of intermediate results.
         moved_nbytes: bytes exchanged in a step.
         compiled_seconds: least time of the step as compiled for the target [s]; None if it was not compiled.
         compiled_nbytes: peak memory of the compiled step; None if it was not compiled.
         shard_optimizer: whether the slots alone are sharded over the axis of the batch (ZeRO-1).
         remat: the `remat` of `compile`, layers to recompute in the backward pass; None for none.
         doubts: number of operations whose collectives XLA may choose otherwise; see `Estimate`.
+        most_nbytes: bound of the memory of one device, as in `Verdict`; None if the memory of an operation is unknown.
     """
 
     mesh: Mapping[str, int]
@@ -65,6 +67,7 @@ class Candidate:
     shard_optimizer: bool = False
     remat: str | None = None
     doubts: int = 0
+    most_nbytes: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -202,7 +205,11 @@ class Search:
         moved = sum(each.nbytes_per_step for each in step.collectives)
         figures = step_seconds(sizes, step, self.target), state, step.activation_nbytes, moved
         is_fully, doubts = kind.pop("fully_sharded", False), sum(each.count for each in step.estimates)
-        found = Candidate(dict(sizes), dict(rules), is_fully, *figures, remat=self.remat, doubts=doubts, **kind)
+        platform = self.target and self.target.platform
+        is_undone = platform == "cpu" and self.remat is not None  # by XLA for CPUs, with memory by depth
+        most = None if step.opaque or is_undone else state + bound_nbytes(platform, step)
+        known: Any = {"remat": self.remat, "doubts": doubts, "most_nbytes": most, **kind}
+        found = Candidate(dict(sizes), dict(rules), is_fully, *figures, **known)
         self.candidates.append(found)
         return self.candidates[-1]
 

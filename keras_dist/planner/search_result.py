@@ -55,14 +55,14 @@ class SearchResult:
     def fits(self) -> bool | None:
         """Whether the layout fits into `memory_limit`, by its compiled step or the estimate.
 
-        None without limit, and where the estimate fits, but not with twice the intermediate results, as in `Verdict`.
+        None without limit, and where the estimate fits, but its bound does not, as in `Verdict`.
         """
         if self.memory_limit is None:
             return None
         if self.best.peak_nbytes > self.memory_limit:
             return False
-        is_sure = self.best.compiled_nbytes is not None
-        return is_sure or self.best.nbytes + self.best.activation_nbytes <= self.memory_limit or None
+        most = self.best.most_nbytes if self.best.compiled_nbytes is None else self.best.compiled_nbytes
+        return True if most is not None and most <= self.memory_limit else None
 
     def __str__(self) -> str:
         headers = ("mesh", "sharded", "least time", "memory", "state", "moved", "compiled")

@@ -65,20 +65,6 @@ def without_product(operation: Any, is_tpu: bool) -> str:
     return ("reduce" if is_tpu else "") if contracted else "multiply"
 
 
-def sorted_for_product(operation: Any, module: ShardedModule) -> Iterable[tuple[str, tuple[int, ...]]]:
-    """Yield `transpose`, `reshape` or nothing for each operand of a product, and the order of its dims.
-
-    Libraries of CPUs need batch dims, one dim of the result and one contracted dim.
-    """
-    for side, (operand, (batch, used)) in enumerate(zip(operation.operands, product_dims(operation), strict=True)):
-        shape = module.local_shape(operand)
-        free = [dim for dim in range(len(shape)) if dim not in (*batch, *used)]
-        orders = [(*batch, *free, *used), (*batch, *used, *free)][: side + 1]
-        large = ([dim for dim in order if shape[dim] > 1] for order in orders)
-        is_sorted = len(shape) == 2 or any(each == sorted(each) for each in large)
-        yield ("" if len(free) == len(used) == 1 else "reshape") if is_sorted else "transpose", orders[-1]
-
-
 def _least(sizes: Sequence[int]) -> float:
     """Return the least padding with two of these dims innermost."""
     large = [size for size in sizes if size > 1] or [1]

@@ -20,10 +20,11 @@ from keras_dist.training.executions import RESIDENT_PART
 
 Tier = Literal["propagated", "compiled"]
 
-_MARGINS = {"tpu": 1.4}
+_MARGINS = {"tpu": 1.4, "cpu": 5}
 _MARGIN = 3
 """Times the estimate bounds XLA's peak of intermediate results; see docs/concepts/memory_estimates.md."""
-_COMPILE = "compile to decide: plan(..., compiles=True), or keras-dist plan --compile"
+_HOW = "plan(..., compiles=True), or keras-dist plan --compile"
+_COMPILE = f"compile to decide: {_HOW}"
 _RESERVED_PART = 64
 """Part of the memory of a TPU that XLA keeps for itself: 0.25 of the 16 GiB of v5e (libtpu 0.0.42)."""
 _EXACT = ("least", "ahead", "resident", "reserved", "host", "slots")
@@ -45,7 +46,7 @@ class Verdict:
         resident_nbytes: *exact*: the largest dataset that `fit` would keep on the device; 0 with
             `steps_per_execution=1` and in jobs of several processes.
         most_nbytes: *propagated*: all of these, and a bound of the peak of intermediate results: the estimate, times
-            1.4 for TPUs and 3 for other devices.
+            1.4 for TPUs, 3 for GPUs and 5 for CPUs.
         opaque: operations whose memory is not in `most_nbytes`: with any, it is unknown whether the step fits.
         rooflines: least times of a step, by the tier that they are computed from.
         compiled: *compiled*: figures of XLA's program for the target; None if it was not compiled.
@@ -138,7 +139,7 @@ class Verdict:
     def _memory(self) -> str:
         limit = render_bytes(self.limit_nbytes)
         if not self.limit_nbytes:
-            return "uses the memory of the host"
+            return f"uses memory of the host: {self._on_host}"
         if self.fits is False:
             tier = "compiled" if self.compiled else "exact: state and batch alone"
             return f"does not fit (short by {render_bytes(self.short_by_nbytes)} of {limit}; {tier})"
@@ -157,6 +158,14 @@ class Verdict:
             return f"fits (at most {render_bytes(self.most_nbytes)} of {limit}; propagated)"
         least, most = render_bytes(self.least_nbytes), render_bytes(self.most_nbytes)
         return f"may fit (between {least}, exact, and {most}, propagated, of {limit}); {_COMPILE}"
+
+    @property
+    def _on_host(self) -> str:
+        if self.compiled is not None:
+            return f"{render_bytes(self.compiled.peak_nbytes)} at the peak, compiled"
+        least, most = render_bytes(self.least_nbytes), render_bytes(self.most_nbytes)
+        without = f", without the memory of {self.opaque[0]}" if self.opaque else ""
+        return f"between {least}, exact, and {most}, propagated{without}; the exact peak: {_HOW}"
 
     @property
     def _time(self) -> str:
@@ -181,6 +190,11 @@ class Verdict:
             "calibrated": None if self.calibrated_seconds is None else {"step_seconds": self.calibrated_seconds},
             "note": self.note,
         }
+
+
+def bound_nbytes(platform: str | None, step: Propagated) -> int:
+    """Return a bound of XLA's peak of intermediate results; it does not include `step.opaque`."""
+    return int(_MARGINS.get(platform or "", _MARGIN) * step.activation_nbytes)
 
 
 def judge(
@@ -216,9 +230,8 @@ def judge(
     least, limit = program.state.nbytes_per_device + program.batch.nbytes_per_device, target.hbm_nbytes
     keeps_data = program.keeps_data and mesh.size <= _ONE_PROCESS and limit
     resident = max(0, limit - program.state.nbytes_per_device) // RESIDENT_PART if keeps_data else 0
-    bound = int(_MARGINS.get(target.platform, _MARGIN) * step.activation_nbytes)
     reserved = limit // _RESERVED_PART if target.platform == "tpu" else 0
-    most = least + program.ahead_nbytes + resident + reserved + bound
+    most = least + program.ahead_nbytes + resident + reserved + bound_nbytes(target.platform, step)
     slots = sum(row.nbytes_per_device for row in program.state.rows if row.role == "slot" and row.shape)
     host = program.state.host_nbytes_per_device
     sizes: dict[str, Any] = {"host_nbytes": host, "slots_nbytes": 0 if host else slots}

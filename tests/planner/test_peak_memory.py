@@ -8,16 +8,14 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from keras_dist.planner import peak_memory, propagate
+from keras_dist.planner import propagate
 
 ROWS, WIDTH, TURNS = 64, 128, 16
 NBYTES = 4 * ROWS * WIDTH
 
 
 def peak(function, *shapes, donated=(), platform="cpu"):
-    """Return the peak bytes without the allowance for gaps."""
-    nbytes = figures_of(function, *shapes, donated=donated, platform=platform).activation_nbytes
-    return round(nbytes / peak_memory.GAPS) if platform == "cpu" else nbytes
+    return figures_of(function, *shapes, donated=donated, platform=platform).activation_nbytes
 
 
 def figures_of(function, *shapes, donated=(), platform="cpu"):
@@ -243,7 +241,9 @@ def test_tpus_keep_a_sum_that_is_read_more_often_than_its_parts_together():
     assert many == few + 2
 
 
-def test_cpus_undo_remat():
+def test_remat_needs_less():
+    """Not in XLA's programs for CPUs, as the page on estimates says."""
+
     def loss(kernel, x, call):
         for _ in range(6):
             x = call(lambda x: jnp.tanh(x @ kernel) @ kernel)(x)
@@ -254,109 +254,8 @@ def test_cpus_undo_remat():
         lambda *arrays, call=call: jax.grad(lambda *each: loss(*each, call))(*arrays)
         for call in (lambda f: f, jax.checkpoint)
     )
-    assert peak(again, *shapes) == pytest.approx(peak(plain, *shapes), rel=0.05)
-    assert peak(again, *shapes, platform="tpu") < 0.9 * peak(plain, *shapes, platform="tpu")
-
-
-def test_cpus_gather_early_and_copy_the_constants_that_loops_fill():
-    """XLA's peak of 8 LSTM layers has a stack of each layer from the beginning."""
-
-    def function(x):
-        for _ in range(4):
-            _, x = jax.lax.scan(lambda last, now: (last + now, last * now), jnp.zeros((ROWS, WIDTH)), x)
-        return jnp.sum(x)
-
-    shape = (TURNS, ROWS, WIDTH)
-    of = {name: peak(function, shape, platform=name) for name in ("cpu", "tpu")}
-    assert of["cpu"] >= 4 * TURNS * NBYTES > 3.5 * TURNS * NBYTES > of["tpu"]
-
-
-def test_cpus_keep_what_a_reduction_and_others_read():
-    """XLA computes a reduction, but not its operands, in one kernel: as the errors of a loss."""
-
-    def function(x, y, kernel):
-        hidden = x @ kernel
-        error = hidden - y
-        return jnp.sort(error * 2, 0), jnp.sum(error * error), jnp.sort(hidden, 0)
-
-    shapes = (ROWS, WIDTH), (ROWS, WIDTH), (WIDTH, WIDTH)
-    assert peak(function, *shapes) == 3 * NBYTES + 4, "the error, or twice the error, and both sorted arrays"
-
-
-def _libraries(x, kernel):
-    return jnp.sum(jnp.exp(x @ kernel) @ kernel * (x @ kernel))
-
-
-def _flat(x, y):
-    return jnp.einsum("bt,bs->ts", x, y)
-
-
-def _transposed(x, y):
-    x, y = (each.reshape(4, -1, WIDTH // 4) for each in (x, y))
-    return jnp.einsum("bri,brj->ij", x, y)
-
-
-def _softmax(x, kernel):
-    chances = jax.nn.softmax(x @ kernel)
-    return chances @ kernel, jnp.sort(chances, 1)
-
-
-def _concatenated(x, y):
-    joined = jnp.concatenate([jnp.sin(x), y], -1)
-    return joined * 2, joined + 1
-
-
-def _costly(x, kernel):
-    hidden = x @ kernel
-    return jax.lax.erf(hidden) @ kernel, jax.lax.erf(hidden) * hidden
-
-
-def _read_again(x, kernel):
-    total = x @ kernel + jnp.sin(x) @ kernel
-    return total.reshape(4, -1, WIDTH) @ kernel, jnp.sort(total, 0)
-
-
-def _apart(x, kernel):
-    rate = jax.lax.rsqrt(jnp.sum(x * x, 1, keepdims=True))
-    hidden = (x * rate) @ kernel
-    rate, x = jax.lax.optimization_barrier((rate, x))
-    return jnp.sum(hidden * rate * x) + jnp.sum(hidden)
-
-
-@pytest.mark.parametrize(
-    ("function", "shape", "expected"),
-    [
-        (_libraries, (WIDTH, WIDTH), 0),
-        (_flat, (ROWS, WIDTH), 2),
-        (_transposed, (ROWS, WIDTH), 1.125),
-        (_softmax, (WIDTH, WIDTH), 3),
-        (_concatenated, (ROWS, WIDTH), 4),
-        (_costly, (WIDTH, WIDTH), 3),
-        (_read_again, (WIDTH, WIDTH), 3),
-        (_apart, (WIDTH, WIDTH), 2),
-    ],
-)
-def test_kernels_of_cpus_need_the_memory_that_xla_allocates(function, shape, expected):
-    """Expected are bytes of results and temporaries by `memory_analysis` of jax 0.10, in arrays of `ROWS x WIDTH`."""
-    assert peak(function, (ROWS, WIDTH), shape) / NBYTES == pytest.approx(expected, abs=0.02)
-
-
-def test_cpus_scatter_into_the_other_addend():
-    """XLA needs 1.02 arrays."""
-
-    def function(x, kernel, places):
-        return jnp.exp(x @ kernel) + jnp.zeros_like(x).at[jnp.arange(ROWS), places.astype(int)].add(1.0)
-
-    assert peak(function, (ROWS, WIDTH), (WIDTH, WIDTH), (ROWS,)) <= 1.1 * NBYTES
-
-
-def test_cpus_join_independent_reductions_over_equal_axes():
-    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    rows, whole = (NamedSharding(mesh, spec) for spec in (P("data"), P()))
-    x = jax.ShapeDtypeStruct((8 * WIDTH, WIDTH), jnp.float32, sharding=rows)
-    step = jax.jit(lambda x, y: (jnp.sort(x.T @ y, 0), jnp.sort(y.T @ jnp.sin(x), 0)), out_shardings=whole)
-    found = propagate(step.trace(x, x).lower(lowering_platforms=("cpu",))).activation_nbytes / peak_memory.GAPS
-    assert found == pytest.approx(4 * 4 * WIDTH**2, rel=0.01), "two products, and their sums, at the same time"
+    for name in ("cpu", "tpu"):
+        assert peak(again, *shapes, platform=name) < 0.9 * peak(plain, *shapes, platform=name)
 
 
 def test_tpus_compare_indices_to_take_one_element_of_each_row():

@@ -153,6 +153,19 @@ def test_without_the_extra_the_other_tiers_remain():
     assert planned(8, compiles=False).verdict.note == "not asked for"
 
 
+def test_memory_of_cpus_is_propagated_with_the_way_to_the_exact_peak():
+    with kd.DataParallel(kd.DeviceMesh("data=8")).scope():
+        model = kd.Sequential([kd.Input((64,)), layers.Dense(64, "tanh"), layers.Dense(64, "tanh")])
+    x = jax.ShapeDtypeStruct((512, 64), np.float32)
+    report = kd.plan(model, (x, x), None, "sgd", "mse", "cpu:8", compiles=False)
+    verdict = report.verdict
+    least = verdict.least_nbytes + verdict.ahead_nbytes
+    assert verdict.most_nbytes == least + 5 * report.step.activation_nbytes and verdict.fits is None
+    text = str(verdict)
+    assert "uses memory of the host: between" in text and ", exact, and" in text
+    assert "; the exact peak: plan(..., compiles=True), or keras-dist plan --compile;" in text
+
+
 @pytest.mark.multiprocess
 def test_a_program_that_is_compiled():
     x = jax.ShapeDtypeStruct((32, 16), np.float32)
@@ -166,6 +179,6 @@ def test_a_program_that_is_compiled():
     assert compiled.argument_nbytes >= report.verdict.least_nbytes
     assert compiled.nbytes_by_axes() == report.step.nbytes_by_axes()
     text = str(report)
-    assert "compiled" in text and "none" in text and report.fits is None
+    assert "at the peak, compiled;" in text and "none" in text and report.fits is None
     found = json.loads(report.to_json())["verdict"]
     assert found["compiled"]["flops"] == compiled.flops and found["compiled"]["roofline"]["bottleneck"]
