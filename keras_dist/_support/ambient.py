@@ -18,31 +18,31 @@ distribution: ContextVar[Any] = ContextVar("keras_dist_distribution", default=No
 """The `Distribution` whose `scope()` a user has entered: constructors of layers and models take none, as in Keras."""
 
 remat_scopes: ContextVar[tuple[Any, ...]] = ContextVar("keras_dist_remat_scopes", default=())
-"""Each `RematScope` that a user has entered: it is for layers that are made inside, by constructors of others too."""
+"""The `RematScope`s that a user has entered: layers take them when they are made, in constructors of others too."""
 
 call: ContextVar[Any] = ContextVar("keras_dist_call", default=None)
 """The `CallContext` that the call of a model enters: `call` of a user's layer does not pass on masks and losses."""
 
 variable_access: ContextVar[Any] = ContextVar("keras_dist_variable_access", default=None)
-"""The `VariableAccess` that stateless functions enter: code of users, JAX and Flax reads variables as attributes."""
+"""The `VariableAccess` that stateless functions enter: users, JAX and Flax read variables as attributes."""
 
 new_variables: ContextVar[Any] = ContextVar("keras_dist_new_variables", default=None)
-"""The `NewVariables` that name scopes and stacks of layers enter: `build` of a user's layer creates the variables."""
+"""The `NewVariables` that name scopes and stacks of layers enter: code of users makes variables inside."""
 
 tracing: ContextVar[Any] = ContextVar("keras_dist_tracing", default=None)
-"""The `Tracing` that steps and plans enter: layers read it below JAX's transformations and modules of users."""
+"""The `Tracing` that steps and plans enter: layers read it below transformations of JAX and modules of users."""
 
 conversion: ContextVar[Any] = ContextVar("keras_dist_conversion", default=None)
-"""The `Conversion` that the writer or reader of a config enters: `get_config` and `from_config` are of users."""
+"""The `Conversion` that writers and readers of configs enter: `get_config` and `from_config` of users call others."""
 
 keys: ContextVar[Any] = ContextVar("keras_dist_keys", default=None)
-"""Keys of draws without a seed, which calls for shapes enter: random functions take a seed, and no such iterator."""
+"""Keys of draws without a seed, which calls for shapes enter: code of users draws without any argument for them."""
 
 index_checks: ContextVar[Any] = ContextVar("keras_dist_index_checks", default=None)
-"""The `IndexChecks` that checked programs, losses and metrics enter: functions of users look up the indices."""
+"""The `IndexChecks` that checked programs, losses and metrics enter: functions of users look indices up."""
 
 warnings_issued: ContextVar[Any] = ContextVar("keras_dist_warnings_issued", default=None)
-"""Texts of warnings in one `fit` or `evaluate`, which enters it: whatever is traced may warn, in several traces."""
+"""Texts of warnings of one `fit` or `evaluate`, which enters it: any function may warn, in each of several traces."""
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from keras_dist.errors import DataError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IndexChecks:
-    """How indices are checked: also in the program that is traced, and which of them count, by their weights."""
+    """Settings of index checks: whether the traced program checks too, and weights, of which 0 leaves an index out."""
 
     is_in_program: bool = False
     counts: Any = None

@@ -17,7 +17,7 @@ from keras_dist.errors import ModelError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class VariableAccess:
-    """How variables are read and assigned: in a scope, and whether those without an array give their shape."""
+    """Settings for reading variables: the scope, and whether a variable without an array gives its shape."""
 
     scope: StatelessScope | None = None
     shapes_only: bool = False

@@ -1,4 +1,4 @@
-"""`Tracing`: how a program is traced, and what its layers note for the plan.
+"""`Tracing`: settings of the program that is traced, and notes of its layers for the plan.
 
 JAX transforms functions below a step, and layers inside modules of users are called by these; so layers read a context
 variable, as they read the mesh of `jax.set_mesh`.
@@ -15,7 +15,7 @@ from keras_dist._support import ambient
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tracing:
-    """How a program is traced; None for what does not apply."""
+    """Settings of the program that is traced."""
 
     distribution: Any = None  # whose mesh JAX's context has
     platform: str | None = None  # of a plan, whose meshes are abstract; "" for that of the mesh
@@ -32,7 +32,7 @@ _OUTSIDE = Tracing()
 
 
 def current() -> Tracing:
-    """Return how the current program is traced."""
+    """Return the settings of the program that is traced."""
     return ambient.tracing.get() or _OUTSIDE
 
 

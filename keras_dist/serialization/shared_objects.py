@@ -19,7 +19,7 @@ _NUMBER = "shared_object_id"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Conversion:
-    """What the conversion of objects and configs takes from around; the innermost context counts for each field."""
+    """Settings of the conversion between objects and configs."""
 
     custom_objects: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # by name
     written: SharedObjects | None = None  # of the config that is written
@@ -31,7 +31,7 @@ _OUTSIDE = Conversion()
 
 
 def conversion() -> Conversion:
-    """Return the conversion that runs."""
+    """Return the settings of the current conversion."""
     return ambient.conversion.get() or _OUTSIDE
 
 

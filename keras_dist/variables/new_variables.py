@@ -1,4 +1,4 @@
-"""`NewVariables`: what variables take from the code around the place where they are made."""
+"""`NewVariables`: settings of variables that are created inside of a scope."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras_dist._support import ambient
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NewVariables:
-    """Name scopes, outermost first, of variables outside of layers; and the stack of layers whose weights are made."""
+    """Settings of new variables: name scopes, outermost first, and the stack of layers that the weights belong to."""
 
     names: tuple[str, ...] = ()
     stacking: Any = None
@@ -21,7 +21,7 @@ _OUTSIDE = NewVariables()
 
 
 def current() -> NewVariables:
-    """Return what variables that are made now take from around."""
+    """Return the settings of variables that are created now."""
     return ambient.new_variables.get() or _OUTSIDE
 
 
