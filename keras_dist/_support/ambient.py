@@ -58,8 +58,11 @@ def with_value(variable: ContextVar[Any], value: T) -> Generator[T]:
 @contextlib.contextmanager
 def with_fields(variable: ContextVar[Any], default: Any, **fields: Any) -> Generator[None]:
     """Context manager in which the record in a context variable, or the default one, has these values of fields."""
-    with with_value(variable, dataclasses.replace(variable.get() or default, **fields)):
+    token = variable.set(dataclasses.replace(variable.get() or default, **fields))
+    try:
         yield
+    finally:
+        variable.reset(token)
 
 
 @dataclasses.dataclass(eq=False)
