@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import jax
 
-from keras_dist._support.ambient import variable_access, with_fields
+from keras_dist._support.ambient import variable_access, with_fields, with_value
 from keras_dist._unstable.jax_internals import current_trace, is_traced
 from keras_dist.errors import ModelError
 
@@ -23,7 +23,7 @@ class VariableAccess:
     shapes_only: bool = False
 
 
-_OUTSIDE = VariableAccess()
+_OUTSIDE, _SHAPES = VariableAccess(), VariableAccess(shapes_only=True)
 
 
 class StatelessScope:
@@ -94,7 +94,8 @@ def without_scope() -> contextlib.AbstractContextManager[object]:
 
 def shapes_only() -> contextlib.AbstractContextManager[object]:
     """Return a context in which reading a variable without an array gives its shape, and creates no array."""
-    return with_fields(variable_access, _OUTSIDE, shapes_only=True)
+    access = variable_access.get()  # each attribute of a layer that is set enters
+    return with_value(variable_access, _SHAPES if access is None else dataclasses.replace(access, shapes_only=True))
 
 
 def reads_shapes() -> bool:
