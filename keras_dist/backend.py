@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.missing_names import missing_from
 from keras_dist._support.raw_errors import explain_functions
-from keras_dist._support.stateless_scope import named
 from keras_dist._support.types import DTypeLike
 from keras_dist.config.settings import backend, epsilon, image_data_format, set_epsilon, set_image_data_format
 from keras_dist.distribution.devices import find_device
@@ -27,6 +26,7 @@ from keras_dist.layers.base.remat_scope import RematScope as RematScope
 from keras_dist.layers.base.remat_scope import checkpointed
 from keras_dist.mixed_precision import floatx, set_floatx
 from keras_dist.symbolic.tensors import is_keras_tensor
+from keras_dist.variables.new_variables import named
 
 __all__ = [
     "backend",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax.numpy as jnp
 
+from keras_dist._support import ambient
 from keras_dist._support.arguments import argument_error, check_kind, check_option
 from keras_dist._support.missing_names import missing_from
 from keras_dist._support.raw_errors import explain_functions
@@ -104,7 +105,7 @@ def dtype_policy() -> DTypePolicy:
 
     Source: `keras.config.dtype_policy`.
     """
-    return _current
+    return ambient.process.dtype_policy
 
 
 def set_dtype_policy(policy: Any) -> None:
@@ -115,10 +116,9 @@ def set_dtype_policy(policy: Any) -> None:
 
     Source: `keras.config.set_dtype_policy`.
     """
-    global _current
     if policy is None:
         raise argument_error("policy", policy, "a `DTypePolicy`, or its name", example="mixed_bfloat16")
-    _current = get(policy)
+    ambient.process.dtype_policy = get(policy)
 
 
 @contextlib.contextmanager
@@ -137,7 +137,7 @@ def floatx() -> str:
 
     Source: `keras.config.floatx`.
     """
-    return _current.variable_dtype
+    return dtype_policy().variable_dtype
 
 
 def set_floatx(value: str) -> None:
@@ -208,7 +208,7 @@ Policy = DTypePolicy
 global_policy = dtype_policy
 set_global_policy = set_dtype_policy
 
-_current = DTypePolicy("float32")
+ambient.process.dtype_policy = DTypePolicy("float32")
 """The policy of layers without `dtype`."""
 
 

@@ -10,7 +10,7 @@ make each step wait.
 from __future__ import annotations
 
 import contextlib
-import contextvars
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -18,13 +18,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._support.context_variables import with_value
+from keras_dist._support.ambient import index_checks, with_fields
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.jax_internals import failed_check, is_traced, with_checks
 from keras_dist.errors import DataError
 
-_is_checked: contextvars.ContextVar[bool] = contextvars.ContextVar("is_checked", default=False)
-_counted: contextvars.ContextVar[Any] = contextvars.ContextVar("counted", default=None)
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IndexChecks:
+    """Settings of index checks: whether the traced program checks too, and weights, of which 0 leaves an index out."""
+
+    is_in_program: bool = False
+    counts: Any = None
+
+
+_OUTSIDE = IndexChecks()
+
+
+def _checks() -> IndexChecks:
+    return index_checks.get() or _OUTSIDE
 
 
 def check_fits(array: Any, name: str, rows: Any = None) -> None:
@@ -67,7 +79,7 @@ def check_indices(indices: Any, stop: int, what: str, fix: str) -> None:
     """
     if not isinstance(indices, jax.Array):
         indices = np.asarray(indices)
-    if (is_traced(indices) and not _is_checked.get()) or not indices.size:
+    if (is_traced(indices) and not _checks().is_in_program) or not indices.size:
         return
     if not is_traced(indices) and getattr(indices, "is_fully_addressable", True):
         indices = np.asarray(indices)
@@ -80,19 +92,19 @@ def check_indices(indices: Any, stop: int, what: str, fix: str) -> None:
     if not is_traced(is_right):
         if not is_right:
             raise _error([line.replace("{wrong}", str(lowest if lowest < 0 else highest)) for line in lines])
-    elif _is_checked.get():
+    elif _checks().is_in_program:
         text = "\n".join(lines).replace("{", "{{").replace("}", "}}").replace("{{wrong}}", "{wrong}")
         jax_internals.check(is_right, text, wrong=jnp.where(lowest < 0, lowest, highest))
 
 
 def counting(counts: Any) -> contextlib.AbstractContextManager[object]:
     """Check only indices whose weights are not 0 or False inside; None for all."""
-    return with_value(_counted, counts)
+    return with_fields(index_checks, _OUTSIDE, counts=counts)
 
 
 def _those_that_count(indices: Any) -> Any:
     """Return the indices, with 0 where they do not count."""
-    counts = _counted.get()
+    counts = _checks().counts
     if counts is None:
         return indices
     if not jax.tree_util.all_leaves([counts]):
@@ -109,7 +121,7 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function, for `jax.jit`, that checks indices and returns an error, for `raise_found`, and its result."""
 
     def check(*args: Any) -> Any:
-        with with_value(_is_checked, True):
+        with with_fields(index_checks, _OUTSIDE, is_in_program=True):
             return function(*args)
 
     return with_checks(check)

@@ -4,18 +4,26 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import jax
 
-from keras_dist._support.context_variables import with_value
+from keras_dist._support.ambient import variable_access, with_fields, with_value
 from keras_dist._unstable.jax_internals import current_trace, is_traced
 from keras_dist.errors import ModelError
 
-_names: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("names", default=())
-_current: contextvars.ContextVar[StatelessScope | None] = contextvars.ContextVar("scope", default=None)
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VariableAccess:
+    """Settings for reading variables: the scope, and whether a variable without an array gives its shape."""
+
+    scope: StatelessScope | None = None
+    shapes_only: bool = False
+
+
+_OUTSIDE, _SHAPES = VariableAccess(), VariableAccess(shapes_only=True)
 
 
 class StatelessScope:
@@ -24,6 +32,7 @@ class StatelessScope:
     Attributes:
         found: further variables that were read or assigned, in that order.
         assigned: variables that were assigned, in that order.
+        masks: outputs of models in this scope and around, each with its mask.
     """
 
     def __init__(self, variables: Iterable[Any] = (), values: Iterable[Any] = ()) -> None:
@@ -32,6 +41,7 @@ class StatelessScope:
         self._outer: StatelessScope | None = None
         self.found: list[Any] = []
         self.assigned: list[Any] = []
+        self.masks: list[tuple[Any, Any]] = []
 
     def get(self, variable: Any, own: Callable[[], Any]) -> Any:
         """Return the value of a variable; `own` returns the value outside of all scopes."""
@@ -59,23 +69,39 @@ class StatelessScope:
         return [self._values[id(variable)] for variable in variables]
 
     def __enter__(self) -> Self:
-        self._outer = _current.get()
-        self._token = _current.set(self)
+        access = variable_access.get() or _OUTSIDE
+        self._outer = access.scope
+        if self._outer is not None:
+            self.masks = self._outer.masks
+        self._token = variable_access.set(dataclasses.replace(access, scope=self))
         self._trace = current_trace()
         return self
 
     def __exit__(self, *_: object) -> None:
-        _current.reset(self._token)
+        variable_access.reset(self._token)
 
 
 def current_scope() -> StatelessScope | None:
     """Return the innermost scope, or None."""
-    return _current.get()
+    access = variable_access.get()
+    return None if access is None else access.scope
 
 
 def without_scope() -> contextlib.AbstractContextManager[object]:
     """Leave all scopes inside."""
-    return with_value(_current, None)
+    return with_fields(variable_access, _OUTSIDE, scope=None)
+
+
+def shapes_only() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which reading a variable without an array gives its shape, and creates no array."""
+    access = variable_access.get()  # each attribute of a layer that is set enters
+    return with_value(variable_access, _SHAPES if access is None else dataclasses.replace(access, shapes_only=True))
+
+
+def reads_shapes() -> bool:
+    """Return whether this is inside `shapes_only`."""
+    access = variable_access.get()
+    return access is not None and access.shapes_only
 
 
 def trace_error(path: str) -> ModelError:
@@ -85,13 +111,3 @@ def trace_error(path: str) -> ModelError:
         given="an assignment inside of the function of a jax.lax.scan, cond, jax.jit, vmap, grad or checkpoint",
         fix="let the function return the new value, and assign that outside, or in keras_dist.dtensor.value_and_grad",
     )
-
-
-def current_names() -> tuple[str, ...]:
-    """Return the current name scopes, outermost first."""
-    return _names.get()
-
-
-def named(name: str) -> contextlib.AbstractContextManager[object]:
-    """Prefix the paths of variables outside of layers inside."""
-    return with_value(_names, (*_names.get(), name))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import sys
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -35,22 +33,6 @@ Target = Annotated[
 Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="whether XLA compiles the step for the target")]
 
 
-def _speaks_config(command: Callable[..., int]) -> Callable[..., int]:
-    """Let remedies in the output of a command be lines of its config."""
-
-    @functools.wraps(command)
-    def with_lines(config: pathlib.Path, **options: Any) -> int:
-        from keras_dist._support.context_variables import with_value
-        from keras_dist.planner.remedy_language import config_lines
-        from keras_dist.planner.search_result import toml_of
-
-        with with_value(config_lines, lambda found: of_config(toml_of(found), config)):
-            return command(config=config, **options)
-
-    return with_lines
-
-
-@_speaks_config
 def plan(
     config: Config,
     mesh: Mesh = None,
@@ -69,10 +51,12 @@ def plan(
     """
     from keras_dist import planner
     from keras_dist.distribution.render import render_bytes
+    from keras_dist.planner.search_result import toml_of
 
     with to_stderr():
         inputs = _inputs(load(config, mesh, settings), target)
-        report = planner.plan(**inputs, target=target, compiles=compile_it)
+        lines = lambda found: of_config(toml_of(found), config)  # noqa: E731
+        report = planner.plan(**inputs, target=target, compiles=compile_it, config_lines=lines)
     show(report, json)
     if html is not None:
         report.to_html(html)
@@ -97,7 +81,6 @@ def explain(
     return 0
 
 
-@_speaks_config
 def auto(
     config: Config,
     mesh: Mesh = None,

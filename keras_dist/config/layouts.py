@@ -1,12 +1,11 @@
 """The tables `[mesh]` and `[distribution]` of a config.
 
-Axis names are looked up while pydantic validates a field, in a context variable: pydantic knows the position of each
-name, and a later check would not run where anything else is wrong.
+Axis names are looked up while pydantic validates a field, in its validation context: pydantic knows the position of
+each name, and a later check would not run where anything else is wrong.
 """
 
 from __future__ import annotations
 
-import contextvars
 import re
 import typing
 from collections import Counter
@@ -35,8 +34,8 @@ LayoutEntry = str | tuple[str, ...] | None
 _ENTRY = f'an axis name, "{UNSHARDED}" (in quotes) or null for unsharded, or a list of axis names'
 _RULE = "the path of a variable, or a regular expression for whole paths"
 
-mesh_axes: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("mesh_axes", default=())
-"""Axes of the mesh during validation; empty if not known."""
+MESH_AXES = "mesh_axes"
+"""Key of the names of the mesh's axes in the validation context; empty if they are not known."""
 
 
 def _axis_name(name: object) -> object:
@@ -115,10 +114,11 @@ class MeshConfig(ConfigTable):
 
 
 def _in_mesh(name: str, info: ValidationInfo) -> str:
-    axes = mesh_axes.get()
+    context = cast("dict[str, Any]", info.context or {})
+    axes: tuple[str, ...] = context.get(MESH_AXES, ())
     if axes and name not in axes:
         near = nearest(name, axes)
-        source = cast("dict[str, str]", info.context or {}).get("mesh", "mesh.shape")
+        source = context.get("mesh", "mesh.shape")
         add = "" if name == UNSHARDED else f", or add {show(name)} to the mesh"
         allowed = f"an axis of the mesh: {', '.join(map(show, axes))} (from {source})"
         fix = f"write {show(near)}" if near else f"write one of these{add}"

@@ -16,9 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from keras_dist._support.context_variables import with_value
 from keras_dist.config import mesh_shape
-from keras_dist.config.layouts import DataParallelConfig, DistributionConfig, MeshConfig, mesh_axes
+from keras_dist.config.layouts import MESH_AXES, DataParallelConfig, DistributionConfig, MeshConfig
 from keras_dist.config.problems import ConfigTable, as_table, as_tuple, refuse
 from keras_dist.errors import MeshError
 
@@ -271,9 +270,13 @@ class RunConfig(ConfigTable):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _knowing_the_axes(cls, value: Any, handler: ModelWrapValidatorHandler[RunConfig]) -> RunConfig:
-        with with_value(mesh_axes, _axes((as_table(value) or {}).get("mesh"))):
-            return handler(value)
+    def _knowing_the_axes(
+        cls, value: Any, handler: ModelWrapValidatorHandler[RunConfig], info: ValidationInfo
+    ) -> RunConfig:
+        context: dict[str, Any] = info.context or {}
+        if MESH_AXES not in context:  # validated once more below, since `RunConfig(...)` passes no context
+            cls.model_validate(value, context={**context, MESH_AXES: _axes((as_table(value) or {}).get("mesh"))})
+        return handler(value)
 
 
 def _axes(mesh: object) -> tuple[str, ...]:

@@ -8,24 +8,22 @@ are `jax.ShapeDtypeStruct`s.
 from __future__ import annotations
 
 import contextlib
-from contextvars import ContextVar
 
-from keras_dist._support.context_variables import with_value
+from keras_dist.distribution import trace_context
 
-_platform: ContextVar[str | None] = ContextVar("keras_dist_planned_platform", default=None)
 _OF_THE_MESH = ""
 
 
 def abstract_meshes(platform: str | None = None) -> contextlib.AbstractContextManager[object]:
     """Make meshes abstract, to lower steps for `"cpu"`, `"tpu"`, `"cuda"`; None for the devices of the mesh."""
-    return with_value(_platform, platform or _OF_THE_MESH)
+    return trace_context.traced_with(platform=platform or _OF_THE_MESH)
 
 
 def meshes_are_abstract() -> bool:
     """Return whether this is inside `abstract_meshes`."""
-    return _platform.get() is not None
+    return trace_context.current().platform is not None
 
 
 def planned_platform() -> str | None:
     """Return the platform given to `abstract_meshes`; None if none was given, or outside of it."""
-    return _platform.get() or None
+    return trace_context.current().platform or None

@@ -1,16 +1,15 @@
 """`Pipeline`: the schedule of a stack of layers whose leading dim is sharded over an axis of the mesh.
 
-Compiled steps make their plan known to layers in a context variable, as `jax.set_mesh` does with the mesh.
+Compiled steps make their plan known to layers in `trace_context`, as `jax.set_mesh` does with the mesh.
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
-from keras_dist._support.context_variables import with_value
+from keras_dist.distribution import trace_context
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 from keras_dist.distribution.plan import LayoutPlan
@@ -84,40 +83,39 @@ class Pipelining:
         return next(iter(found), None)
 
 
-_current: contextvars.ContextVar[Pipelining | None] = contextvars.ContextVar("pipelining", default=None)
-_noted: contextvars.ContextVar[dict[Pipeline, None] | None] = contextvars.ContextVar("pipelines", default=None)
-_is_whole: contextvars.ContextVar[bool] = contextvars.ContextVar("is_whole_batch", default=False)
-
-
 def current_pipelining() -> Pipelining | None:
     """Return what layers need for a pipeline in the step that is traced; None outside of compiled steps."""
-    return _current.get()
+    return trace_context.current().pipelining
 
 
 def pipelining(
     plan: LayoutPlan, batch_dim_name: Axis, micro_batches: int | None
 ) -> contextlib.AbstractContextManager[object]:
     """Let stacks of layers that the plan shards over an axis of stages be pipelined inside the context."""
-    return with_value(_current, Pipelining(plan, axis_tuple(batch_dim_name), micro_batches))
+    step = Pipelining(plan, axis_tuple(batch_dim_name), micro_batches)
+    return trace_context.traced_with(pipelining=step)
 
 
 def of_whole_batches() -> contextlib.AbstractContextManager[object]:
     """Trace for a batch that is not the last, partial one: micro-batches must divide it."""
-    return with_value(_is_whole, True)
+    return trace_context.traced_with(is_whole_batch=True)
 
 
 def is_whole_batch() -> bool:
     """Return whether micro-batches must divide the rows."""
-    return _is_whole.get()
+    return trace_context.current().is_whole_batch
 
 
-def pipelines_noted() -> contextlib.AbstractContextManager[dict[Pipeline, None]]:
+@contextlib.contextmanager
+def pipelines_noted() -> Generator[dict[Pipeline, None]]:
     """Collect the pipelines of layers that are traced, in order and without duplicates."""
-    return with_value(_noted, {})
+    found: dict[Pipeline, None] = {}
+    with trace_context.traced_with(pipelines=found):
+        yield found
 
 
 def note_pipeline(pipeline: Pipeline) -> None:
     """Note a pipeline for the plan."""
-    found = _noted.get()
+    found = trace_context.current().pipelines
     if found is not None:
         found[pipeline] = None

@@ -1,7 +1,7 @@
 """`Distribution`, the strategy that assigns layouts to arrays, and the current distribution.
 
 The current distribution is a process-wide default for all threads and notebook cells. Inside `Distribution.scope()` a
-`ContextVar` overrides it, so that scopes in different threads and tasks are independent.
+context variable overrides it, so that scopes in different threads and tasks are independent.
 
 A model keeps the distribution that was current when it was made, as a snapshot that is taken when its weights are
 created: rules that are added before that apply, and later ones cannot reach half of a model.
@@ -12,14 +12,13 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Generator, Sequence
-from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 
+from keras_dist._support import ambient
 from keras_dist._support.arguments import argument_error, check_flag, is_keras_object
-from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import PyTree, PyTreeDef
 from keras_dist._unstable.flax_internals import state_of
 from keras_dist.distribution import lint
@@ -348,14 +347,10 @@ def strategy_named(name: str) -> type[Distribution]:
     return _by_name[name]
 
 
-_default: Distribution | None = None
-_override: ContextVar[Distribution | None] = ContextVar("keras_dist_distribution", default=None)
-
-
 def distribution() -> Distribution | None:
     """Return the current distribution: of the innermost `scope()`, else of `set_distribution`, else None."""
-    override_value = _override.get()
-    return _default if override_value is None else override_value
+    override_value = ambient.distribution.get()
+    return ambient.process.distribution if override_value is None else override_value
 
 
 def set_distribution(value: Distribution | None) -> None:
@@ -364,8 +359,7 @@ def set_distribution(value: Distribution | None) -> None:
     Raises:
         DistributionError: `value` is not a distribution.
     """
-    global _default
-    _default = None if value is None else check_distribution("value", value)
+    ambient.process.distribution = None if value is None else check_distribution("value", value)
 
 
 def check_distribution(argument: str, value: Any) -> Distribution:
@@ -394,7 +388,7 @@ _MADE_OF = {
 
 def override(value: Distribution) -> contextlib.AbstractContextManager[object]:
     """Make `value` the current distribution inside a `with` block of this thread or task."""
-    return with_value(_override, value)
+    return ambient.with_value(ambient.distribution, value)
 
 
 def resolve_axes(argument: str, value: Any, mesh: DeviceMesh) -> str | tuple[str, ...]:

@@ -8,16 +8,15 @@ gradients for rows that a bare spec splits unevenly.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import jax
 
-from keras_dist._support.context_variables import with_value
 from keras_dist._support.types import PyTree
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.jax_internals import has_explicit_mesh, in_mesh, without_mesh
+from keras_dist.distribution import trace_context
 from keras_dist.distribution.strategy import Distribution, distribution
 from keras_dist.errors import KerasDistError, ModelError
 
@@ -27,34 +26,33 @@ _NEEDS_ROWS_THAT_DIVIDE = ("requires a non-empty mesh", "context mesh cannot be 
 _NAMES_OTHER_AXES = ("is not found in mesh", "must refer to an axis marked as manual")
 _NEEDS_EXPLICIT_AXES = ("of type Auto or Manual", "only refer to Auto axes", "axis_types=(Explicit")
 
-_traced: ContextVar[Distribution | None] = ContextVar("keras_dist_traced_in", default=None)
-_kernels: ContextVar[dict[str, None] | None] = ContextVar("keras_dist_kernels", default=None)
-_may_use_kernels: ContextVar[bool] = ContextVar("keras_dist_may_use_kernels", default=True)
-
 
 def traced_distribution() -> Distribution | None:
     """Return the distribution whose mesh `traced_in` has set; None outside, and where it sets no mesh."""
-    return _traced.get()
+    return trace_context.current().distribution
 
 
 def may_use_kernels() -> bool:
     """Return whether layers may call kernels; False inside of `without_kernels`."""
-    return _may_use_kernels.get()
+    return trace_context.current().may_use_kernels
 
 
 def without_kernels() -> contextlib.AbstractContextManager[object]:
     """Trace layers without kernels and layouts: a search follows dims through operations; or only shapes are needed."""
-    return with_value(_may_use_kernels, False)
+    return trace_context.traced_with(may_use_kernels=False)
 
 
-def kernels_noted() -> contextlib.AbstractContextManager[dict[str, None]]:
+@contextlib.contextmanager
+def kernels_noted() -> Generator[dict[str, None]]:
     """Collect the kernels that layers note while they are traced, in order and without duplicates."""
-    return with_value(_kernels, {})
+    found: dict[str, None] = {}
+    with trace_context.traced_with(kernels=found):
+        yield found
 
 
 def note_kernel(text: str) -> None:
     """Note the kernel that a layer chose for the platform of the mesh, for the plan."""
-    found = _kernels.get()
+    found = trace_context.current().kernels
     if found is not None:
         found[text] = None
 
@@ -74,9 +72,12 @@ def traced_in(
     is_elsewhere = any(not kind.sharding.mesh.empty and kind.sharding.mesh.size != mesh.size for kind in types)
     try:
         if is_uneven or is_elsewhere:
-            with without_mesh() if has_explicit_mesh() else contextlib.nullcontext(), _traced_in(None):
+            with (
+                without_mesh() if has_explicit_mesh() else contextlib.nullcontext(),
+                trace_context.traced_with(distribution=None),
+            ):
                 return trace()
-        with in_mesh(mesh.backend_mesh), _traced_in(distribution):
+        with in_mesh(mesh.backend_mesh), trace_context.traced_with(distribution=distribution):
             return trace()
     except KerasDistError:
         raise
@@ -104,10 +105,6 @@ def traced_in(
         else:
             raise
         raise ModelError(what, given=given, expected=expected, fix=fix) from error
-
-
-def _traced_in(distribution: Distribution | None) -> contextlib.AbstractContextManager[object]:
-    return with_value(_traced, distribution)
 
 
 def _contains(said: str, texts: Sequence[str]) -> bool:

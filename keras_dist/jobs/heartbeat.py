@@ -28,6 +28,7 @@ from collections.abc import Generator, Set
 from types import TracebackType
 from typing import Any, NoReturn
 
+from keras_dist._support import ambient
 from keras_dist._support.process_notes import NOTES_VARIABLE, ProcessNotes
 from keras_dist._unstable import gloo, jax_runtime
 from keras_dist._unstable.coordination_service import Connection
@@ -251,18 +252,17 @@ class Monitor:
                 self.notes.write(self._notes_file)
 
 
-_current = Monitor()
+ambient.process.monitor = Monitor()
 
 
 def current() -> Monitor:
     """Return the monitor of this process."""
-    return _current
+    return ambient.process.monitor
 
 
 def watch_job(entrance: str | None, **timeouts: Any) -> None:
     """Start the heartbeats of this process, which has joined a job; the first process has the service's `entrance`."""
-    global _current
-    _current = job_monitor = JobMonitor(**timeouts)
+    ambient.process.monitor = job_monitor = JobMonitor(**timeouts)
     job_monitor.start(entrance)
 
 

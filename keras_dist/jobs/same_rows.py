@@ -13,6 +13,7 @@ from typing import Any, Literal
 import google_crc32c
 import numpy as np
 
+from keras_dist._support import ambient
 from keras_dist._support.arguments import check_option
 from keras_dist.errors import ClusterError
 from keras_dist.jobs.rendezvous import Rendezvous
@@ -24,15 +25,12 @@ CheckData = Literal["sample", "full", False]
 _SAMPLED = 32  # rows
 _AT_ONCE = 4096  # rows that are read for one exchange of a full comparison
 
-_chosen: CheckData = "sample"
-
 Take = Callable[[np.ndarray], Sequence[np.ndarray]]  # returns the arrays of the rows at these positions
 
 
 def choose_check(check_data: CheckData) -> None:
     """Choose how data are compared in this job; see `initialize`."""
-    global _chosen
-    _chosen = check_data
+    ambient.process.check_data = check_data
 
 
 def checked_option(check_data: Any) -> CheckData:
@@ -52,11 +50,11 @@ class SameRows:
     @classmethod
     def where_meant(cls, about: str, groups: Sequence[Sequence[int]]) -> SameRows | None:
         """Return a comparison; None if comparison is disabled, or all processes may hold different rows."""
-        return cls(about, groups) if _chosen and any(len(group) > 1 for group in groups) else None
+        return cls(about, groups) if ambient.process.check_data and any(len(group) > 1 for group in groups) else None
 
     def compare(self, rows: int, take: Take) -> None:
         """Compare all rows of indexable data, or a sample that changes with each call; raise in all processes."""
-        if _chosen == "full":
+        if ambient.process.check_data == "full":
             for start in range(0, rows, _AT_ONCE):
                 self._compare(np.arange(start, min(start + _AT_ONCE, rows)), take, f" of {rows}")
         else:
@@ -65,9 +63,9 @@ class SameRows:
     def compare_batch(self, rows: int, take: Take, form: str) -> None:
         """Compare a batch, if it is due: the first of each epoch, or all. `form` describes its arrays."""
         batch, self._batch = self._batch, self._batch + 1
-        if _chosen == "full" or self._is_due:
+        if ambient.process.check_data == "full" or self._is_due:
             self._is_due = False
-            numbers = np.arange(rows) if _chosen == "full" else self._sample(rows)
+            numbers = np.arange(rows) if ambient.process.check_data == "full" else self._sample(rows)
             self._compare(numbers, take, f" of batch {batch}", form)
 
     def compare_call(self, rows: int, take: Take, form: str) -> None:
@@ -104,7 +102,7 @@ class SameRows:
         each = ([f"CRC-32C {''.join(map(str, one[at : at + 1]))}" for one in rows] for at in range(len(numbers)))
         differences = enumerate(map(self._difference, each))
         first, given = next((found for found in differences if found[1] is not None), (0, "another digest"))
-        among = "" if _chosen == "full" else f", the first of {len(numbers)} that were compared"
+        among = "" if ambient.process.check_data == "full" else f", the first of {len(numbers)} that were compared"
         raise self._error(f"row {numbers[first]}{place}{among}: {given}")
 
     def _difference(self, values: Sequence[str]) -> str | None:

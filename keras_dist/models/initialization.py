@@ -21,6 +21,7 @@ from flax import nnx
 from keras_dist import random
 from keras_dist._support import tree_paths
 from keras_dist._support.signatures import keywords_taken
+from keras_dist._support.stateless_scope import shapes_only
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import in_trace_of, raw_value
 from keras_dist.distribution.consistency import check_agreement, facts_of_config, facts_of_plan
@@ -55,7 +56,7 @@ from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 from keras_dist.variables import call_context
 from keras_dist.variables.initial_values import Drawn, Wanted, create
-from keras_dist.variables.lending import Lendable, shapes_only, switching
+from keras_dist.variables.lending import Lendable, switching
 from keras_dist.variables.variable import Owners, Variable
 
 if TYPE_CHECKING:

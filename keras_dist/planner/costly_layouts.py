@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
@@ -19,6 +19,7 @@ from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.pipelining import Pipeline
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_axes, render_bytes
+from keras_dist.distribution.strategy import Distribution
 from keras_dist.planner.exchanges import axes_text
 from keras_dist.planner.explanation import reason_of
 from keras_dist.planner.propagation import Collective, Propagated, Repeated
@@ -36,7 +37,9 @@ NO_RULE = (
 )
 
 
-def costly_layouts(program: StepProgram, step: Propagated, retrace: Retrace) -> tuple[Problem, ...]:
+def costly_layouts(
+    program: StepProgram, step: Propagated, retrace: Retrace, written: Callable[[Distribution], str]
+) -> tuple[Problem, ...]:
     """Return the problems of a step whose layouts cost more than they must; first the cause, if a remedy is known.
 
     Layers that are not pipelined by mistake are the only problem: all others are its effects.
@@ -45,7 +48,7 @@ def costly_layouts(program: StepProgram, step: Propagated, retrace: Retrace) -> 
         batch = set(axis_tuple(program.distribution.batch_dim_name))
         return tuple(_not_pipelined(each, batch.isdisjoint(axis_tuple(each.axis))) for each in program.stages)
     problems, large = _problems(program, step), [*_large_weights(program)]
-    remedy = find_remedy(program, step, retrace) if problems or large else None
+    remedy = find_remedy(program, step, retrace, written) if problems or large else None
     if remedy is None:
         return _without_small(problems, program, step)
     changed = {path for change in remedy.changes for path in change}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from keras_dist._support.types import PyTree
@@ -20,6 +21,7 @@ from keras_dist.planner.costly_layouts import costly_layouts
 from keras_dist.planner.explanation import activations
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.report import PlanReport
+from keras_dist.planner.search_result import code_of
 from keras_dist.planner.targets import Target, as_target, devices
 from keras_dist.planner.tracing import StepProgram, Traceable, forward_of, planning, trace_step
 from keras_dist.planner.verdict import judge
@@ -39,6 +41,7 @@ def plan(
     compiles: bool = True,
     timeout_seconds: float = 600,
     flash_attention: bool = False,
+    config_lines: Callable[[Distribution], str] | None = None,
 ) -> PlanReport:
     """Report the layouts of a train step, its communication, and its costs.
 
@@ -64,6 +67,7 @@ def plan(
         flash_attention: whether the machine will compute attention by a kernel that does not store scores. The least
             time then leaves out the traffic of scores that the lowered step stores. Kernels in the step, such as those
             of `kd.pretrained`, need no such promise.
+        config_lines: returns the lines of a config for a distribution. Remedies are then such lines, and not Python.
 
     Raises:
         ConfigError: `target` is not a machine.
@@ -99,11 +103,12 @@ def plan(
 
     program = trace(distribution)
     step = propagate(program.lowered)
-    problems = (*program.state.problems, *costly_layouts(program, step, trace))
+    problems = (*program.state.problems, *costly_layouts(program, step, trace, config_lines or code_of))
     verdict = None
     if machine is not None:
         options: dict[str, Any] = {"compiles": compiles, "timeout_seconds": timeout_seconds}
-        verdict = judge(program, step, machine, flash_attention=flash_attention, **options)
+        options |= {"flash_attention": flash_attention, "in_config": config_lines is not None}
+        verdict = judge(program, step, machine, **options)
     flash = ("flash attention: scores are not stored, and their traffic does not count",) * flash_attention
     notes = (*program.assumed, *flash), verdict, program.kernels, program.pipelines
     return PlanReport(program.state, program.batch, step, activations(program), problems, *notes)

@@ -33,9 +33,8 @@ from keras_dist.planner.candidates import Screen
 from keras_dist.planner.dim_classes import DimClass, classes_of
 from keras_dist.planner.logical_rules import edited_rules
 from keras_dist.planner.propagation import Propagated, propagate
-from keras_dist.planner.remedy_language import config_lines
 from keras_dist.planner.search import fully_sharded, nbytes_of, used_by
-from keras_dist.planner.search_result import code_of, options_of
+from keras_dist.planner.search_result import options_of
 from keras_dist.planner.tracing import StepProgram
 
 Layouts = Mapping[str, tuple[Axis, ...]]
@@ -89,8 +88,10 @@ class Remedy:
         return f"# all rules, for the same mesh:\n{self.code}\n# before: {self.before}\n# after: {self.after}"
 
 
-def find_remedy(program: StepProgram, step: Propagated, retrace: Retrace) -> Remedy | None:
-    """Return the best rules of those that were tried; None if none is better than the rules of the step.
+def find_remedy(
+    program: StepProgram, step: Propagated, retrace: Retrace, written: Callable[[Distribution], str]
+) -> Remedy | None:
+    """Return the best rules of those that were tried, `written`; None if none is better than the rules of the step.
 
     Sets of the changes that were found are traced, until one costs as little as the next set is expected to.
     """
@@ -110,7 +111,7 @@ def find_remedy(program: StepProgram, step: Propagated, retrace: Retrace) -> Rem
         after = _figures(traced, other)
         more = _LEAST_GAIN * max(1, len(changes) - len(best.changes) if best else 0)
         if _is_better(after, before) and (best is None or _score(after) < _score(best.after) - more):
-            best = Remedy(changes, (config_lines.get() or code_of)(distribution), before, after, traced, other)
+            best = Remedy(changes, written(distribution), before, after, traced, other)
     return best
 
 

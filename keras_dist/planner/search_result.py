@@ -21,7 +21,6 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded
 from keras_dist.planner.logical_rules import BATCH, axis_names_of, layout_map_of
 from keras_dist.planner.propagation import Collective
-from keras_dist.planner.remedy_language import setting
 from keras_dist.planner.search import Candidate
 
 _MOST_CANDIDATES = 10
@@ -207,7 +206,7 @@ def _explained(
     if best.shard_optimizer:
         yield f"{batch} -> slots: each device updates its part of the weights"
     if best.remat is not None:
-        yield f"{setting('remat', best.remat)}: these layers are computed again in the backward pass"
+        yield f"compile(remat={best.remat!r}): these layers are computed again in the backward pass"
     used = {axis for axes in best.rules.values() for axis in axis_tuple(axes)}
     if unused := [axis for axis, size in best.mesh.items() if size > 1 and axis not in used]:
         devices = math.prod(best.mesh[axis] for axis in unused)

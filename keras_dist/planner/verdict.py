@@ -12,7 +12,6 @@ from keras_dist.distribution.render import render_bytes, render_seconds
 from keras_dist.errors import CompilationError, MissingExtraError
 from keras_dist.planner.compiled import CompiledFigures, figures
 from keras_dist.planner.propagation import Propagated
-from keras_dist.planner.remedy_language import setting
 from keras_dist.planner.roofline import Roofline, roofline
 from keras_dist.planner.targets import Target
 from keras_dist.planner.tracing import StepProgram
@@ -56,6 +55,7 @@ class Verdict:
         devices_per_host: devices whose slots are in the memory of one host.
         slots_nbytes: *exact*: bytes of optimizer slots on the device, which `compile(slot_memory="pinned_host")` would
             keep on the host.
+        in_config: whether advice is a line of a config, and not Python.
         calibrated_seconds: *calibrated*: estimated time of a step, from measured trainings; see `planner.calibrate`.
     """
 
@@ -74,6 +74,7 @@ class Verdict:
     host_nbytes: int = 0
     devices_per_host: int = 1
     slots_nbytes: int = 0
+    in_config: bool = False
 
     @property
     def fits(self) -> bool | None:
@@ -132,7 +133,7 @@ class Verdict:
         elif not self.fits and self.slots_nbytes >= self.limit_nbytes / _LEAST_SLOTS > 0:
             saved, least = render_bytes(self.slots_nbytes), render_bytes(self.least_nbytes - self.slots_nbytes)
             rest = f"state and batch would need {least} of {render_bytes(self.limit_nbytes)}"
-            how = setting("slot_memory", "pinned_host")
+            how = 'training.slot_memory = "pinned_host"' if self.in_config else "compile(slot_memory='pinned_host')"
             yield f"slots in host memory, {how}, would save {saved}: {rest}"
 
     @property
@@ -205,6 +206,7 @@ def judge(
     compiles: bool,
     timeout_seconds: float,
     flash_attention: bool = False,
+    in_config: bool = False,
 ) -> Verdict:
     """Return the verdict on a step that was traced for the platform of the target, on a mesh with as many devices."""
     mesh = program.state.mesh
@@ -234,7 +236,7 @@ def judge(
     most = least + program.ahead_nbytes + resident + reserved + bound_nbytes(target.platform, step)
     slots = sum(row.nbytes_per_device for row in program.state.rows if row.role == "slot" and row.shape)
     host = program.state.host_nbytes_per_device
-    sizes: dict[str, Any] = {"host_nbytes": host, "slots_nbytes": 0 if host else slots}
-    sizes["devices_per_host"] = collections.Counter(place.host for place in target.places).most_common(1)[0][1]
+    rest: dict[str, Any] = {"host_nbytes": host, "slots_nbytes": 0 if host else slots, "in_config": in_config}
+    rest["devices_per_host"] = collections.Counter(place.host for place in target.places).most_common(1)[0][1]
     of_fit = program.ahead_nbytes, resident, reserved, step.opaque
-    return Verdict(target.name, limit, least, most, rooflines, compiled, note, *of_fit, **sizes)
+    return Verdict(target.name, limit, least, most, rooflines, compiled, note, *of_fit, **rest)

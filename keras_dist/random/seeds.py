@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
+import dataclasses
 import itertools
 import random
 import secrets
@@ -16,15 +16,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._support import ambient
 from keras_dist._support.arguments import check_int
-from keras_dist._support.context_variables import with_value
 from keras_dist._unstable.jax_internals import is_key_dtype, is_traced
 from keras_dist.errors import ModelError
 
-_seed: int | None = None
-_drawn = 0
-_stream: contextvars.ContextVar[Iterator[jax.Array] | None] = contextvars.ContextVar("keys", default=None)
-_process_keys: tuple[int, Iterator[int]] | None = None  # a seed, and the numbers that are folded into it
+
+@dataclasses.dataclass(eq=False)
+class _Seeds:
+    """The seed of the process; None for seeds of the operating system."""
+
+    seed: int | None = None
+    drawn: int = 0  # number of models that have got a seed
+    keys: tuple[int, Iterator[int]] | None = None  # a seed, and the numbers that are folded into it
+
+
+def _seeds() -> _Seeds:
+    return ambient.process.seeds
+
+
+ambient.process.seeds = _Seeds()
 
 
 def set_random_seed(seed: int) -> None:
@@ -41,11 +52,10 @@ def set_random_seed(seed: int) -> None:
 
     Source: `keras.utils.set_random_seed`. Unlike Keras, keras_dist never draws from `random` and `numpy.random`.
     """
-    global _seed, _drawn, _process_keys
-    _seed, _drawn = check_seed(seed), 0
-    _process_keys = None
-    random.seed(_seed)
-    np.random.seed(_seed)
+    seed = check_seed(seed)
+    ambient.process.seeds = _Seeds(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 def check_seed(seed: object) -> int:
@@ -55,32 +65,32 @@ def check_seed(seed: object) -> int:
 
 def current_seed() -> int:
     """Return the seed set by `set_random_seed`, or a new seed from the operating system."""
-    return _seed if _seed is not None else secrets.randbits(32)
+    seed = _seeds().seed
+    return secrets.randbits(32) if seed is None else seed
 
 
 def next_seed() -> int:
     """Return the seed of the next model: first the seed of `set_random_seed`, then seeds derived from it."""
-    global _drawn
-    number, _drawn = _drawn, _drawn + 1
-    if _seed is None or number == 0:
+    seeds = _seeds()
+    number, seeds.drawn = seeds.drawn, seeds.drawn + 1
+    if seeds.seed is None or number == 0:
         return current_seed()
-    return int(np.random.SeedSequence([_seed, number]).generate_state(1)[0])
+    return int(np.random.SeedSequence([seeds.seed, number]).generate_state(1)[0])
 
 
 @contextlib.contextmanager
 def unchanged_seeds() -> Generator[None]:
     """Context manager that restores the position of `next_seed` at exit."""
-    global _drawn
-    before = _drawn
+    before = _seeds().drawn
     try:
         yield
     finally:
-        _drawn = before
+        _seeds().drawn = before
 
 
 def next_key() -> jax.Array:
     """Return the next typed PRNG key of the model that is being built, or else of the process."""
-    stream = _stream.get()
+    stream = ambient.keys.get()
     if stream is not None:
         return next(stream)
     seed, number = next_numbers()
@@ -89,17 +99,17 @@ def next_key() -> jax.Array:
 
 def next_numbers() -> tuple[int, int]:
     """Return the seed and the number of the next key of the process, which is the one folded with the other."""
-    global _process_keys
-    if _process_keys is None:
-        _process_keys = current_seed(), itertools.count()
-    seed, numbers = _process_keys
+    seeds = _seeds()
+    if seeds.keys is None:
+        seeds.keys = current_seed(), itertools.count()
+    seed, numbers = seeds.keys
     return seed, next(numbers)
 
 
 def unseeded_key() -> jax.Array:
     """Return the next key; raise a ModelError in a trace, where the key would become a constant of the program."""
     key = next_key()
-    if _stream.get() is None and is_traced(key):
+    if ambient.keys.get() is None and is_traced(key):
         summary = "random numbers without a seed inside a compiled function would be the same in each call"
         fix = "seed=self.seed_generator in call, a SeedGenerator that the layer creates in __init__"
         raise ModelError(summary, given="seed=None while JAX traces, as it does with `call` of every layer", fix=fix)
@@ -108,7 +118,7 @@ def unseeded_key() -> jax.Array:
 
 def key_stream(key: jax.Array) -> contextlib.AbstractContextManager[object]:
     """Context manager in which `next_key` returns `key` folded with 0, 1, 2, ..., in the order of the calls."""
-    return with_value(_stream, (jax.random.fold_in(key, count) for count in itertools.count()))
+    return ambient.with_value(ambient.keys, (jax.random.fold_in(key, count) for count in itertools.count()))
 
 
 class KeySource:

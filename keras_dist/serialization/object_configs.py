@@ -7,7 +7,6 @@ a file could otherwise run code.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import importlib
 import inspect
 import operator
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._support.context_variables import with_value
 from keras_dist.errors import ConfigError, ConfigTypeError, did_you_mean, shorten, with_type
 from keras_dist.serialization.registry import (
     custom_object_scope,
@@ -26,7 +24,7 @@ from keras_dist.serialization.registry import (
     named_in_a_package,
     registered_names,
 )
-from keras_dist.serialization.shared_objects import known, note_read, note_written
+from keras_dist.serialization.shared_objects import conversion, converting, known, note_read, note_written
 
 _HOUSE = "keras_dist"
 
@@ -59,8 +57,6 @@ _VALUES = (
 )
 
 _CODE = "4w"  # the first characters of Python code in base64, as `marshal` writes it
-
-_lambdas_kept: contextvars.ContextVar[bool] = contextvars.ContextVar("lambdas_kept", default=False)
 
 
 def serialize_keras_object(obj: Any) -> Any:
@@ -96,7 +92,7 @@ def serialize_keras_object(obj: Any) -> Any:
     if isinstance(obj, np.dtype) or (isinstance(obj, type) and _is_scalar_type(obj)):
         return np.dtype(obj).name
     if inspect.isfunction(obj) and obj.__name__ == "<lambda>":
-        if _lambdas_kept.get():
+        if conversion().keeps_lambdas:
             return obj
         return {"class_name": "__lambda__", "config": {"name": f"{obj.__module__}.{obj.__qualname__}"}}
     if hasattr(obj, "get_config") and not isinstance(obj, type):
@@ -155,7 +151,7 @@ def deserialize_keras_object(
 
 def lambdas_kept() -> contextlib.AbstractContextManager[object]:
     """Context manager in which configs contain lambdas themselves, for copies in this process and for pickles."""
-    return with_value(_lambdas_kept, True)
+    return converting(keeps_lambdas=True)
 
 
 def is_lambda(written: Any) -> bool:

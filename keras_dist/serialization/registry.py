@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from keras_dist._support.arguments import check_kind
-from keras_dist._support.context_variables import with_value
 from keras_dist.errors import ConfigError, shorten
+from keras_dist.serialization.shared_objects import conversion, converting
 
 _Object = TypeVar("_Object", bound=Any)
 
 _registered: dict[str, Any] = {}
 _names: dict[Any, str] = {}
-_scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("custom_objects", default={})  # noqa: B039
 
 
 def register_keras_serializable(package: str = "Custom", name: str | None = None) -> Callable[[_Object], _Object]:
@@ -67,7 +65,7 @@ def get_registered_object(
 
     Looks in `custom_objects`, the open scopes, the registry and `module_objects`, in this order.
     """
-    for table in (custom_objects or {}, _scoped.get(), _registered, module_objects or {}):
+    for table in (custom_objects or {}, conversion().custom_objects, _registered, module_objects or {}):
         if name in table:
             return table[name]
     return None
@@ -75,14 +73,15 @@ def get_registered_object(
 
 def named_in_a_package(name: str) -> Any:
     """Return the only object registered under this name in any package; None for none or several."""
-    tables = {**_registered, **_scoped.get()}
+    tables = {**_registered, **conversion().custom_objects}
     found = [known for key, known in tables.items() if key.rpartition(">")[2] == name]
     return found[0] if len(found) == 1 else None
 
 
 def registered_names() -> set[str]:
     """Return the names that users registered, and of open scopes, without packages."""
-    return {key.rpartition(">")[2] for key in {**_registered, **_scoped.get()} if not key.startswith("keras_dist>")}
+    known = {**_registered, **conversion().custom_objects}
+    return {key.rpartition(">")[2] for key in known if not key.startswith("keras_dist>")}
 
 
 def get_custom_objects() -> dict[str, Any]:
@@ -94,7 +93,7 @@ def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> contextlib.
     """Context manager in which configs may refer to the given objects by name."""
     if custom_objects is not None:
         check_kind("custom_objects", custom_objects, Mapping, "a dict of objects by name")
-    return with_value(_scoped, {**_scoped.get(), **(custom_objects or {})})
+    return converting(custom_objects={**conversion().custom_objects, **(custom_objects or {})})
 
 
 CustomObjectScope = custom_object_scope

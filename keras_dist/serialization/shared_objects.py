@@ -7,15 +7,37 @@ same `shared_object_id`.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from keras_dist._support.context_variables import with_value
+from keras_dist._support import ambient
 
 _NUMBER = "shared_object_id"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Conversion:
+    """Settings of the conversion between objects and configs."""
+
+    custom_objects: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # by name
+    written: SharedObjects | None = None  # of the config that is written
+    read: SharedObjects | None = None  # of the config that is read
+    keeps_lambdas: bool = False
+
+
+_OUTSIDE = Conversion()
+
+
+def conversion() -> Conversion:
+    """Return the settings of the current conversion."""
+    return ambient.conversion.get() or _OUTSIDE
+
+
+def converting(**fields: Any) -> contextlib.AbstractContextManager[object]:
+    """Context manager in which fields of `Conversion` have other values."""
+    return ambient.with_fields(ambient.conversion, _OUTSIDE, **fields)
 
 
 @dataclasses.dataclass(eq=False)
@@ -31,31 +53,26 @@ class SharedObjects:
 
     def writing(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which these objects are written."""
-        return with_value(_writing, self)
+        return converting(written=self)
 
     def reading(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which these objects are read."""
-        return with_value(_reading, self)
-
-
-_Scope = contextvars.ContextVar[SharedObjects | None]
-_writing: _Scope = contextvars.ContextVar("writing", default=None)
-_reading: _Scope = contextvars.ContextVar("reading", default=None)
+        return converting(read=self)
 
 
 def one_config_written() -> contextlib.AbstractContextManager[object]:
     """Return a context in which all that is written belongs to one config."""
-    return (_writing.get() or SharedObjects()).writing()
+    return (conversion().written or SharedObjects()).writing()
 
 
 def one_config_read() -> contextlib.AbstractContextManager[object]:
     """Return a context in which all that is read belongs to one config."""
-    return (_reading.get() or SharedObjects()).reading()
+    return (conversion().read or SharedObjects()).reading()
 
 
 def note_written(obj: Any, config: dict[str, Any]) -> dict[str, Any]:
     """Return the config of an object, with a number if the object was written before."""
-    scope = _writing.get()
+    scope = conversion().written
     if scope is not None and _is_shared(obj):
         _, first = scope.written.setdefault(id(obj), (obj, config))
         if first is not config or scope.numbers_all:
@@ -67,13 +84,13 @@ def note_written(obj: Any, config: dict[str, Any]) -> dict[str, Any]:
 
 def known(config: Mapping[str, Any]) -> Any:
     """Return the object that was read from a config of the same number, or None."""
-    scope, number = _reading.get(), config.get(_NUMBER)
+    scope, number = conversion().read, config.get(_NUMBER)
     return scope.read.get(number) if scope is not None and isinstance(number, int) else None
 
 
 def note_read(config: Mapping[str, Any], obj: Any) -> None:
     """Keep the object of a config for others with the same number."""
-    scope, number = _reading.get(), config.get(_NUMBER)
+    scope, number = conversion().read, config.get(_NUMBER)
     if scope is not None and isinstance(number, int) and _is_shared(obj):
         scope.read[number] = obj
 

@@ -7,7 +7,6 @@ wrong gradients of convolutions.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -18,10 +17,9 @@ import numpy as np
 from flax import nnx
 
 from keras_dist._support import tree_paths
-from keras_dist._support.context_variables import with_value
 from keras_dist._support.safe_patterns import Pattern
 from keras_dist._support.types import PyTree
-from keras_dist.distribution import lint
+from keras_dist.distribution import lint, trace_context
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.strategy import Distribution
@@ -35,7 +33,6 @@ from keras_dist.variables import call_context
 _SCOPE, _WEIGHT = "module ", "weight "
 _CODED = str.maketrans("/()", "|\u27e8\u27e9")  # JAX puts slashes and parentheses between and around scopes
 _DECODED = str.maketrans("|\u27e8\u27e9", "/()")
-_names_scopes = contextvars.ContextVar("names_scopes", default=False)
 LONE_INPUT = "input/x"  # the name in rules of an input that is one array
 
 
@@ -73,13 +70,13 @@ def constrain_outputs(module: nnx.Module, distribution: Distribution) -> None:
         for name in map(output_name, paths):
             if distribution.get_tensor_layout(name) is not None:
                 node.__class__ = _constrained_class(type(node), name, distribution)
-        if _names_scopes.get() and paths[0]:
+        if trace_context.current().names_scopes and paths[0]:
             node.__class__ = _scoped_class(type(node), scope_of(paths[0]))
 
 
 def naming_scopes() -> contextlib.AbstractContextManager[object]:
     """Context manager that names the operations of traced steps by their submodules, for reports."""
-    return with_value(_names_scopes, True)
+    return trace_context.traced_with(names_scopes=True)
 
 
 def scope_of(path: str) -> str:
@@ -94,7 +91,8 @@ def path_of_scope(scope: str) -> str | None:
 
 def weight_scope(path: str) -> contextlib.AbstractContextManager[Any]:
     """Context manager that names traced constraints by their weight, within `naming_scopes`."""
-    return jax.named_scope(_WEIGHT + path.translate(_CODED)) if _names_scopes.get() else contextlib.nullcontext()
+    is_named = trace_context.current().names_scopes
+    return jax.named_scope(_WEIGHT + path.translate(_CODED)) if is_named else contextlib.nullcontext()
 
 
 def weight_of_scope(scope: str) -> str | None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._support.stateless_scope import trace_error
+from keras_dist._support.stateless_scope import shapes_only, trace_error
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced, outside_of_traces
 from keras_dist.distribution.layout import TensorLayout, layout_on
@@ -23,7 +23,7 @@ from keras_dist.errors import ModelError
 from keras_dist.training.graph import ArrayPosition, ModuleGraph
 from keras_dist.training.loop import interrupt_between_steps
 from keras_dist.training.optimization import TrainState
-from keras_dist.variables.lending import Changes, Keeper, Lendable, shapes_only, switching
+from keras_dist.variables.lending import Changes, Keeper, Lendable, switching
 from keras_dist.variables.values import checked_value
 from keras_dist.variables.variable import Variable
 

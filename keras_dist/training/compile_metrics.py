@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from keras_dist._support.context_variables import with_value
+from keras_dist._support.stateless_scope import current_scope
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Mean, Metric
@@ -91,24 +89,17 @@ class ModelMetrics:
                 metric.reset_state()
 
 
-_masks: contextvars.ContextVar[list[tuple[Any, Any]] | None] = contextvars.ContextVar("masks", default=None)
-
-
-def noting_masks() -> contextlib.AbstractContextManager[object]:
-    """Context manager in which `note_masks` records masks."""
-    return with_value(_masks, [])
-
-
 def note_masks(outputs: PyTree, masks: PyTree) -> None:
-    """Record the masks of outputs, for a loss in the same step."""
-    recorded = _masks.get()
-    if recorded is not None and jax.tree.leaves(masks):
+    """Record the masks of outputs, for a loss in the same stateless function."""
+    scope = current_scope()
+    if scope is not None and jax.tree.leaves(masks):
         flat = jax.tree.leaves(masks, is_leaf=lambda mask: mask is None)
-        recorded.extend(zip(jax.tree.leaves(outputs), flat, strict=True))
+        scope.masks.extend(zip(jax.tree.leaves(outputs), flat, strict=True))
 
 
 def recorded_mask(outputs: PyTree) -> PyTree:
     """Return the recorded masks of these outputs; None without any."""
-    recorded = _masks.get() or []
+    scope = current_scope()
+    recorded = [] if scope is None else scope.masks
     masks = jax.tree.map(lambda one: next((mask for output, mask in recorded if output is one), None), outputs)
     return masks if jax.tree.leaves(masks) else None

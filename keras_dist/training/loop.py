@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 import jax
 
+from keras_dist._support import ambient
 from keras_dist._support.process_notes import NOTES_VARIABLE
 from keras_dist._support.types import PyTree
 from keras_dist.jobs import heartbeat, job
@@ -186,9 +187,6 @@ class _Notes:
         return leaving is not self._handled_before and isinstance(leaving, KeyboardInterrupt | SystemExit)
 
 
-_running: _Notes | None = None
-
-
 @contextlib.contextmanager
 def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = False) -> Iterator[Callable[[], None]]:
     """Context manager that records the first Ctrl-C; yields the function that raises for it between steps.
@@ -198,19 +196,19 @@ def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = Fal
     is called before the function raises, SIGTERM is treated like Ctrl-C. If all processes of a job run the steps
     (`is_shared`), a signal to one ends all after the same step.
     """
-    global _running
     if not _is_main_thread():
         yield lambda: None
         return
+    running: _Notes | None = ambient.process.interrupts
     if job.process_count() > 1:
         if not (_has_default(signal.SIGTERM) and job.has_preemption_points()):
             leave, is_shared = None, False  # one process cannot leave without the others
-        elif is_shared and leave is None and (_running is None or _running.leave is None):
+        elif is_shared and leave is None and (running is None or running.leave is None):
             leave = lambda signum: None  # noqa: E731  # all leave by the signal alone
-    if _running is not None:
-        with _leaving(_running, leave, is_shared):
-            yield _running.check
-            _running.check()
+    if running is not None:
+        with _leaving(running, leave, is_shared):
+            yield running.check
+            running.check()
         return
     outer, terminate = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     if outer is not signal.default_int_handler and leave is None:
@@ -221,14 +219,14 @@ def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = Fal
     if is_ours:
         signal.signal(signal.SIGINT, notes)
     try:
-        _running = notes
+        ambient.process.interrupts = notes
         with _leaving(notes, leave, is_shared):
             notes.shields -= 1
             yield notes.check
             notes.check()  # for a signal after the last step
     finally:
         notes.shields += 1  # `signal.signal` first calls pending handlers
-        _running = None
+        ambient.process.interrupts = None
         if is_ours:
             notes.restore(signal.SIGINT, outer)
         if signal.getsignal(signal.SIGTERM) is notes:  # all processes have agreed to end

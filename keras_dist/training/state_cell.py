@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._support.stateless_scope import shapes_only
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
@@ -21,7 +22,6 @@ from keras_dist.errors import ModelError
 from keras_dist.training.borrowed_arrays import BorrowedArrays
 from keras_dist.training.graph import ArrayPosition, ModuleGraph, positions_of
 from keras_dist.training.optimization import Optimizer, TrainState
-from keras_dist.variables.lending import shapes_only
 from keras_dist.variables.variable import Variable
 
 

@@ -21,7 +21,7 @@ from keras_dist.data.batch import pack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
 from keras_dist.metrics.metric import MetricState
 from keras_dist.training.accumulators import Accumulator, flat_logs, of_last_value
-from keras_dist.training.compile_metrics import ModelMetrics, noting_masks
+from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import Mode
 from keras_dist.training.optimization import Optimizer, TrainState, scaling_checked
 from keras_dist.training.state_cell import StateCell
@@ -107,7 +107,7 @@ class ProtocolStep:
         """Return the state afterwards, and the outputs for a batch of inputs (traced)."""
         places, _, leaves, tree = self._places(state)
         trained, others = ([leaves[place] for place in part] for part in places)
-        with StatelessScope(), noting_masks():
+        with StatelessScope():
             returned = self._protocol.steps["predict"]((trained, others), pack_x_y_sample_weight(x))
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], list | tuple):
             raise self._wrong_return(returned, "(outputs, non_trainable_variables)")
@@ -127,11 +127,7 @@ class ProtocolStep:
         _check_count(own, metrics)
         scoped = [*zip(known, (leaves[place] for place in slots), strict=True), *zip(own, metrics, strict=True)]
         updating = [optimizer for _, optimizer in self._optimizers if self._mode == "train"]
-        with (
-            StatelessScope(*zip(*scoped, strict=True)) if scoped else StatelessScope(),
-            noting_masks(),
-            scaling_checked(updating),
-        ):
+        with StatelessScope(*zip(*scoped, strict=True)) if scoped else StatelessScope(), scaling_checked(updating):
             returned = self._protocol.steps[self._mode]((*given, metrics), pack_x_y_sample_weight(*batch))
         logs, after = self._checked(returned)
         *changed, metrics_after = after

@@ -1,20 +1,19 @@
 """The context of a call of a model, shared by its layers: training, masks, added losses.
 
-Masks, added losses and the mode of a call are context variables: traced values take no attributes, and arguments would
-have to pass through the code of users. Between eager calls a mask is the `_keras_mask` of its array.
+Masks, added losses and the mode of a call are in a context variable: traced values take no attributes, and arguments
+would have to pass through the code of users. Between eager calls a mask is the `_keras_mask` of its array.
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
-from keras_dist._support.context_variables import with_value
+from keras_dist._support import ambient
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError
@@ -79,12 +78,9 @@ class CallContext:
             self.projections[id(logits)] = logits, dataclasses.replace(projection, shards=shards)
 
 
-_current: contextvars.ContextVar[CallContext | None] = contextvars.ContextVar("call", default=None)
-
-
 def current() -> CallContext | None:
     """Return the context of the current call; None outside of calls."""
-    return _current.get()
+    return ambient.call.get()
 
 
 def entered(training: bool | None = None, *, anew: bool = False) -> contextlib.AbstractContextManager[CallContext]:
@@ -92,12 +88,12 @@ def entered(training: bool | None = None, *, anew: bool = False) -> contextlib.A
 
     Shares losses, masks and, by default, `training` with the outer call unless `anew`.
     """
-    around = None if anew else _current.get()
+    around = None if anew else current()
     if around is None:
         context = CallContext(training)
     else:
         context = around if training is None else dataclasses.replace(around, training=training)
-    return with_value(_current, context)
+    return ambient.with_value(ambient.call, context)
 
 
 def caller() -> str | None:

@@ -7,8 +7,6 @@ under the reader. Flax's own variables cannot note who reads them, so that array
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import itertools
 import threading
 import weakref
@@ -20,20 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._support.array_operators import Operators
-from keras_dist._support.context_variables import with_value
-from keras_dist._support.stateless_scope import current_scope
+from keras_dist._support.stateless_scope import current_scope, reads_shapes
 from keras_dist._unstable import flax_internals, jax_internals
 
 switching = threading.RLock()
 """Guards borrowing and returning, so that no thread reads an array that a step is about to delete."""
-
-
-_reads_shapes: contextvars.ContextVar[bool] = contextvars.ContextVar("reads_shapes", default=False)
-
-
-def shapes_only() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which reading a variable without an array gives its shape, and creates no array."""
-    return with_value(_reads_shapes, True)
 
 
 class Changes:
@@ -153,7 +142,7 @@ class Lendable(Operators, flax_internals.InterceptedVariable):
 
     def _have_array(self) -> None:
         is_shape = type(flax_internals.raw_value.__get__(self)) is jax.ShapeDtypeStruct
-        if is_shape and self.is_deferred and not _reads_shapes.get():
+        if is_shape and self.is_deferred and not reads_shapes():
             for keeper in self.keepers[:1]:
                 keeper.create()
             if self.is_deferred:  # it is in no model, or an initializer reads it while its model creates arrays

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist._support.stateless_scope import current_names, current_scope, trace_error
+from keras_dist._support.stateless_scope import current_scope, shapes_only, trace_error
 from keras_dist._support.types import ArrayLike, DTypeLike, Shape
 from keras_dist._unstable import flax_internals
 from keras_dist._unstable.flax_internals import TraceError
@@ -24,9 +24,9 @@ from keras_dist.distribution.placement import distribute_tensor, is_abstract, pl
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import DistributionError, ModelError
-from keras_dist.variables import call_context
+from keras_dist.variables import call_context, new_variables
 from keras_dist.variables.initial_values import Drawn, Given, InitialValue, Wanted, create
-from keras_dist.variables.lending import Lendable, shapes_only, switching
+from keras_dist.variables.lending import Lendable, switching
 from keras_dist.variables.values import checked_value, initial_array
 
 Identifier: TypeAlias = str | Mapping[str, Any] | Callable[..., Any] | None
@@ -115,7 +115,7 @@ class Variable(Lendable):
         label = name or "variable"
         call_context.refuse_in_call(f"weight {label!r}")
         value = initial_array(initializer, shape, dtype, repr(label))
-        path = "/".join((*current_names(), label))
+        path = "/".join((*new_variables.current().names, label))
         self._begin(value, path, name, layout=from_keras(layout), autocast=autocast)
         if (layout := self._layout_as_distributed()) is not None:
             self.reshard(layout)
@@ -179,7 +179,7 @@ class Variable(Lendable):
         kind: Any = (Parameter if trainable else Statistic) if cls is Variable else cls
         variable = kind.__new__(kind)
         is_value = isinstance(initial, jax.Array)
-        path = "/".join((*current_names(), name or "variable"))
+        path = "/".join((*new_variables.current().names, name or "variable"))
         value = initial if is_value else jax.ShapeDtypeStruct(shape, dtype)
         variable._begin(value, path, name, layout=from_keras(layout), autocast=autocast)
         object.__setattr__(variable, "_serial", next(_serials))

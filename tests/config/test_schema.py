@@ -61,6 +61,11 @@ def test_every_option_of_each_strategy(loaded: Load) -> None:
 def test_without_a_file_pydantic_raises_and_still_checks_across() -> None:
     with pytest.raises(pydantic.ValidationError, match="no axis 'dta'"):
         RunConfig.model_validate({"mesh": MESH, "distribution": {"batch_axis": "dta"}})
+    wrong = {"mesh": MESH, "distribution": {"batch_axis": "dta"}, "training": {"epochs": "many"}}
+    for validate in (lambda: RunConfig(**wrong), lambda: RunConfig.model_validate_json(json.dumps(wrong))):
+        with pytest.raises(pydantic.ValidationError, match=r"no axis 'dta'(?s:.*)training.epochs") as caught:
+            validate()
+        assert caught.value.errors()[0]["loc"][:2] == ("distribution", "batch_axis")
     with pytest.raises(pydantic.ValidationError, match=r"axis\n +Extra inputs are not permitted"):
         DistributionConfig.model_validate({"axis": "data"})
 

@@ -7,12 +7,13 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
+from keras_dist._support import ambient
 from tests.networks import LOSS, Noisy, Plain, blobs
 
 
 @pytest.fixture(autouse=True)
 def forget_seed(monkeypatch):
-    monkeypatch.setattr(kd.random.seeds, "_seed", None)
+    monkeypatch.setattr(ambient.process, "seeds", type(ambient.process.seeds)())
 
 
 def initial(**options):

@@ -99,10 +99,10 @@ def test_a_search_is_bounded(monkeypatch):
     traced = program(mistaken("head whole"))
     step = propagate(traced.lowered)
     monkeypatch.setattr(remedies, "MOST_TRIED", 0)
-    assert remedies.find_remedy(traced, step, program) is None
+    assert remedies.find_remedy(traced, step, program, code_of) is None
     monkeypatch.setattr(remedies, "MOST_TRIED", 64)
     monkeypatch.setattr(remedies, "_MOST_SECONDS", -1.0)
-    assert remedies.find_remedy(traced, step, program) is None
+    assert remedies.find_remedy(traced, step, program, code_of) is None
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_rules_that_do_not_cost_less_in_the_step_itself_are_no_remedy(outcome):
             raise DataError("the micro-batches do not divide the batch")
         return traced
 
-    assert remedies.find_remedy(traced, propagate(traced.lowered), made) is None
+    assert remedies.find_remedy(traced, propagate(traced.lowered), made, code_of) is None
 
 
 def of_experts(distribution, rows=8):

@@ -11,6 +11,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist import random
+from keras_dist._support import ambient
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 
@@ -35,7 +36,7 @@ def same(one: Any, other: Any) -> bool:
 
 @EVERY_FUNCTION
 def test_without_a_seed_numbers_follow_from_that_of_the_process(draw, monkeypatch):
-    monkeypatch.setattr(random.seeds, "_seed", None)
+    monkeypatch.setattr(ambient.process, "seeds", type(ambient.process.seeds)())
     random.set_random_seed(5)
     first, second = draw(), draw()
     assert not same(first, second)
@@ -44,7 +45,7 @@ def test_without_a_seed_numbers_follow_from_that_of_the_process(draw, monkeypatc
 
 
 def test_the_seed_of_the_process_is_that_of_python_and_numpy_too(monkeypatch):
-    monkeypatch.setattr(random.seeds, "_seed", None)
+    monkeypatch.setattr(ambient.process, "seeds", type(ambient.process.seeds)())
 
     def drawn() -> tuple[float, float]:
         random.set_random_seed(5)

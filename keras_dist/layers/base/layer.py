@@ -17,6 +17,7 @@ from keras_dist._support.arguments import argument_error
 from keras_dist._support.array_operators import native, value_of, values_in
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.signatures import takes_keyword
+from keras_dist._support.stateless_scope import shapes_only
 from keras_dist._support.traced_values import explaining_traced_values
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist._unstable.flax_internals import (
@@ -58,7 +59,6 @@ from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.serialization import Configurable, not_initialised
 from keras_dist.serialization.object_registry import snake_case
 from keras_dist.variables import call_context
-from keras_dist.variables.lending import shapes_only
 from keras_dist.variables.variable import Variable
 
 

@@ -6,7 +6,6 @@ float32 output, such as that of a norm that is kept, would promote everything af
 
 from __future__ import annotations
 
-import contextvars
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from keras_dist._support import tree_paths
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.types import DTypeLike, PyTree
+from keras_dist.distribution import trace_context
 from keras_dist.distribution.variables import tied_names, tied_paths
 from keras_dist.errors import nearest
 from keras_dist.layers.base.layer import Layer
@@ -29,9 +29,6 @@ T = TypeVar("T")
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # graphs of Flax have no types
-
-_wide: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("wide", default=None)
-"""Modules that compute in a wider type than the policy's, by path, with the reason."""
 
 
 def compute_under(policy: DTypePolicy, module: nnx.Module, call: Callable[[], T]) -> T:
@@ -60,15 +57,14 @@ def compute_under(policy: DTypePolicy, module: nnx.Module, call: Callable[[], T]
         owners[id(owner)] = owner, place
         cast.append((variable, before, before.astype(compute)))
     classes = [(owner, type(owner), place) for owner, place in owners.values()]
-    token = _wide.set(wide)
     try:
         for variable, _, narrow in cast:
             variable.set_raw_value(narrow)
         for owner, cls, place in classes:
             object.__setattr__(owner, "__class__", _casting_class(cls, compute.name, place))
-        result = call()
+        with trace_context.traced_with(wide=wide):
+            result = call()
     finally:
-        _wide.reset(token)
         for owner, cls, _ in classes:
             object.__setattr__(owner, "__class__", cls)
         for variable, before, _ in cast:
@@ -106,7 +102,7 @@ def cast_floats(tree: PyTree, dtype: DTypeLike) -> PyTree:
 def _casting_class(cls: type, compute: str, path: str) -> type:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = cls.__call__(self, *cast_floats(args, compute), **cast_floats(kwargs, compute))
-        wide, itemsize = _wide.get(), jnp.dtype(compute).itemsize
+        wide, itemsize = trace_context.current().wide, jnp.dtype(compute).itemsize
         if wide is not None and path:  # not for outputs of the whole model
             for leaf in jax.tree.leaves(outputs, is_leaf=_is_of_flax):
                 if _is_floating(leaf) and leaf.dtype.itemsize > itemsize:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from keras_dist._support.ambient import remat_scopes
 from keras_dist._support.arguments import check_option, check_optional, check_size, check_strings
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import attribute_order, restore_order, without_eager_sharding
@@ -53,11 +53,11 @@ class RematScope:
         self.layer_names = list(check_optional(check_strings, "layer_names", layer_names) or ())
 
     def __enter__(self) -> RematScope:
-        _scopes.set((*_scopes.get(), self))
+        remat_scopes.set((*remat_scopes.get(), self))
         return self
 
     def __exit__(self, *args: object) -> None:
-        _scopes.set(_scopes.get()[:-1])
+        remat_scopes.set(remat_scopes.get()[:-1])
 
     def wrapped(self, layer: Any, layer_call: Callable[..., PyTree]) -> Callable[..., PyTree]:
         """Return `layer_call`, a method of `layer`, rematerialized if this scope selects the layer."""
@@ -76,12 +76,9 @@ class RematScope:
         return call
 
 
-_scopes: contextvars.ContextVar[tuple[RematScope, ...]] = contextvars.ContextVar("remat_scopes", default=())
-
-
 def current_scope() -> RematScope | None:
     """Return the innermost scope, if its mode is not None."""
-    scope = next(iter(_scopes.get()[-1:]), None)
+    scope: RematScope | None = next(iter(remat_scopes.get()[-1:]), None)
     return None if scope is None or scope.mode is None else scope
 
 

@@ -8,7 +8,6 @@ copies of what was built.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from flax import nnx
 from jax import export
 
 from keras_dist._support import dim_names
-from keras_dist._support.context_variables import with_value
+from keras_dist._support.stateless_scope import shapes_only
 from keras_dist._support.types import DTypeLike, PyTree, Shape
 from keras_dist._unstable.flax_internals import (
     attribute_order,
@@ -32,8 +31,7 @@ from keras_dist._unstable.flax_internals import (
 from keras_dist._unstable.jax_internals import is_key_dtype
 from keras_dist.layers.base.layer_record import HasRecord
 from keras_dist.symbolic.shape_tracing import SIZES
-from keras_dist.variables import call_context
-from keras_dist.variables.lending import shapes_only
+from keras_dist.variables import call_context, new_variables
 from keras_dist.variables.variable import Variable
 
 
@@ -45,9 +43,6 @@ class _Stacking:
     made: list[tuple[Variable, Any]] = dataclasses.field(default_factory=list)
 
 
-_stacking: contextvars.ContextVar[_Stacking | None] = contextvars.ContextVar("stacking", default=None)
-
-
 @contextlib.contextmanager
 def stacked_weights(*dims: int) -> Iterator[None]:
     """Create weights with these leading dims: one slice for each layer, with its own initial values.
@@ -55,7 +50,7 @@ def stacked_weights(*dims: int) -> Iterator[None]:
     Inside, `build` and calls for shapes see one slice.
     """
     stacking = _Stacking(dims)
-    with with_value(_stacking, stacking):
+    with new_variables.stacking(stacking):
         yield
     for variable, whole in stacking.made:
         raw_value.__set__(variable, whole)
@@ -63,14 +58,13 @@ def stacked_weights(*dims: int) -> Iterator[None]:
 
 def stacked_dims() -> tuple[int, ...]:
     """Return the leading dims of weights that are created now; none for weights of one layer."""
-    stacking = _stacking.get()
+    stacking: _Stacking | None = new_variables.current().stacking
     return () if stacking is None else stacking.dims
 
 
 def note_stacked(variable: Variable, whole: jax.Array | jax.ShapeDtypeStruct) -> None:
     """Give a new weight all of its slices when the stack is built."""
-    stacking: Any = _stacking.get()
-    stacking.made.append((variable, whole))
+    new_variables.current().stacking.made.append((variable, whole))
 
 
 def copy_for_shapes(module: nnx.Module) -> Any:
