@@ -59,6 +59,8 @@ class Configurable:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that overrides what is never called."""
+        if "__slots__" in vars(cls):
+            cls.__slots__ = ()  # NNX refuses names of slots: it does not copy them. They exist without the names, too
         super().__init_subclass__(**kwargs)
         _check_overrides(cls)
         if cls.__module__.startswith("keras_dist."):

@@ -30,7 +30,7 @@ from keras_dist._unstable.flax_internals import (
     without_eager_sharding,
 )
 from keras_dist._unstable.jax_internals import is_key_dtype
-from keras_dist.layers.base.layer_record import HasRecord
+from keras_dist.layers.base.layer_record import is_layer, layers_inside
 from keras_dist.symbolic.shape_tracing import SIZES
 from keras_dist.variables import call_context
 from keras_dist.variables.lending import shapes_only
@@ -83,7 +83,7 @@ def copy_for_shapes(module: nnx.Module) -> Any:
     restore_order(copy, attribute_order(module))
     originals = dict(nnx.iter_graph(module))
     for path, node in nnx.iter_graph(copy):
-        if isinstance(node, HasRecord):
+        if is_layer(node):
             original = originals[path]
             node._record.original = original._record.original or original
         elif isinstance(node, Variable) and stacked_dims():
@@ -124,10 +124,10 @@ def built_by_original(build: Callable[..., None]) -> Callable[..., None]:
 @contextlib.contextmanager
 def building_for_shapes(layer: Any) -> Iterator[None]:
     """Context manager in which a layer builds itself, with its sublayers, because a call for shapes needs it."""
-    before = [one for one in layer._owners() if one._is_built]
+    before = [one for one in layers_inside(layer) if one._is_built]
     with in_trace_of(layer):
         yield
-    for one in layer._owners():
+    for one in layers_inside(layer):
         one._record.built_for_shapes |= one._is_built and not any(one is other for other in before)
 
 
