@@ -26,7 +26,7 @@ from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import ArgumentTypeError, DistributionError, KerasDistError, ModelError, shorten
 from keras_dist.layers.base.call_arguments import as_shapes, called_with_shapes
 from keras_dist.layers.base.names import keras_paths
-from keras_dist.layers.base.shape_calls import built_by_original, note_stacked, stacked_dims
+from keras_dist.layers.base.shape_calls import build_original, note_stacked, stacked_dims
 from keras_dist.layers.base.weight_arguments import (
     Identifier,
     Layout,
@@ -44,9 +44,11 @@ from keras_dist.variables.variable import Variable, check_shape, drawn
 def _counted(build: Callable[..., None]) -> Callable[..., None]:
     """Return `build` followed by the bookkeeping of a built layer; nested `super().build()` calls do it only once."""
 
-    @built_by_original
     @functools.wraps(build)
     def counted(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self._record.original is not None:
+            build_original(self, *args, **kwargs)
+            return
         if self._record.made is not None:
             build(self, *args, **kwargs)
             return
@@ -322,12 +324,16 @@ def prepare_subclass(cls: Any) -> None:
 def build_once(layer: Any, tensors: Mapping[str, PyTree], context: call_context.CallContext) -> None:
     """Build a layer for the tensors of a call, by name, unless it is built."""
     is_copy = layer._record.original is not None
-    is_apart = not is_copy and trace_state_of(layer) != context.root
-    if is_apart and (not layer._is_built or any(True for _ in walk(layer))):
-        _check_same_trace(layer)  # weights of another model would become constants of this trace
+    is_valid = trace_state_of(layer).is_valid()
+    is_apart = not (is_copy or is_valid) and trace_state_of(layer) != context.root
+    if is_apart and (not layer._is_built or any(True for _ in walk(layer))):  # weights would be constants of this trace
+        summary = f"layer {layer.name!r} is called inside of a model that it is not part of"
+        given = f"{type(layer).__name__} made outside, called in a function or layer of the model"
+        fix = "make it an attribute of the model or layer that calls it, or call it on symbolic tensors"
+        raise ModelError(summary, given=given, fix=fix)
     if layer._is_built:
         return
-    if layer._needs_no_building() and not trace_state_of(layer).is_valid():
+    if layer._needs_no_building() and not is_valid:
         return  # made outside of this trace, where it cannot be marked as built, and there is nothing to create
     with contextlib.nullcontext() if is_copy else in_trace_of(layer):
         called_with_shapes(layer.build, tensors)
@@ -342,7 +348,13 @@ def _finish(layer: Any) -> None:
             if layer._record.made_in_call:
                 call_context.refuse_in_call(f"random state {name!r} of layer {layer.name!r}")
             _ = value.state  # created here, not in the first step that draws
-    _check_weights_are_kept(layer)
+    kept = {id(variable) for _, variable in walk(layer)}
+    lost = [label for label, variable in layer._record.made or () if id(variable) not in kept]
+    layer._record.made = None
+    if lost:
+        summary = f"layer {layer.name!r} has weights that no attribute holds: {', '.join(map(repr, lost))}"
+        fix = "self.kernel = self.add_weight(...)"
+        raise ModelError(summary, given="the result of add_weight, not assigned", fix=fix)
     layer._is_built = True
 
 
@@ -352,26 +364,6 @@ def number_weight(layer: Any, variable: Variable) -> None:
         taken = [other.get_metadata().get("number") or 0 for _, other in direct_variables(layer)]
         taken += [other.get_metadata("number") for _, other in layer._record.made or ()]
         variable.set_metadata("number", 1 + max(taken, default=0))
-
-
-def _check_weights_are_kept(layer: Any) -> None:
-    kept = {id(variable) for _, variable in walk(layer)}
-    lost = [label for label, variable in layer._record.made or () if id(variable) not in kept]
-    layer._record.made = None
-    if lost:
-        summary = f"layer {layer.name!r} has weights that no attribute holds: {', '.join(map(repr, lost))}"
-        fix = "self.kernel = self.add_weight(...)"
-        raise ModelError(summary, given="the result of add_weight, not assigned", fix=fix)
-
-
-def _check_same_trace(layer: Any) -> None:
-    """Check that the layer was made in the current trace, or outside of traces if there is none."""
-    if trace_state_of(layer).is_valid():
-        return
-    summary = f"layer {layer.name!r} is called inside of a model that it is not part of"
-    given = f"{type(layer).__name__} made outside, called in a function or layer of the model"
-    fix = "make it an attribute of the model or layer that calls it, or call it on symbolic tensors"
-    raise ModelError(summary, given=given, fix=fix)
 
 
 def is_made_by_building(layer: Any, name: str) -> bool:

@@ -20,6 +20,7 @@ from keras_dist._unstable.jax_internals import hides_mesh
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.errors import ModelError
 from keras_dist.layers.base import symbolic
+from keras_dist.layers.base.attributes import dtype_of_weights
 from keras_dist.layers.base.building import build_once, shard_weights
 from keras_dist.layers.base.call_arguments import (
     call_parameters,
@@ -31,7 +32,6 @@ from keras_dist.layers.base.call_arguments import (
     training_of,
     value_given,
 )
-from keras_dist.layers.base.dtypes import dtype_of_weights
 from keras_dist.layers.base.layer_record import layers_inside
 from keras_dist.layers.base.other_frameworks import check_is_ours, is_of_keras
 from keras_dist.layers.base.weight_lists import not_built

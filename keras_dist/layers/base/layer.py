@@ -12,7 +12,7 @@ from keras_dist import regularizers
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist._unstable.flax_internals import shown_as
-from keras_dist.layers.base import attributes, building, calls, dtypes, symbolic, weight_lists
+from keras_dist.layers.base import attributes, building, calls, symbolic, weight_lists
 from keras_dist.layers.base.layer_record import LayerRecord
 from keras_dist.layers.base.remat_scope import RematScope, current_scope
 from keras_dist.layers.base.weight_arguments import Identifier
@@ -80,6 +80,7 @@ class Layer(Configurable, nnx.Module):
     weight_initializers: ClassVar[Mapping[str, Identifier]] = {}
     supports_masking: bool = False
     supports_jit: bool = True
+    quantization_mode: None = None
     input_spec: PyTree = None
     is_host_side: ClassVar[bool] = False
     """Whether the layer runs on the host, before data are sent to devices: a `HostLayer`."""
@@ -90,12 +91,11 @@ class Layer(Configurable, nnx.Module):
     _config_arguments = attributes.config_arguments
 
     # dtypes
-    dtype = property(dtypes.dtype)
-    variable_dtype = property(dtypes.dtype)
-    compute_dtype = property(dtypes.compute_dtype)
-    input_dtype = property(dtypes.input_dtype)
-    quantization_mode = property(dtypes.quantization_mode)
-    quantize = dtypes.quantize
+    dtype = property(attributes.dtype)
+    variable_dtype = property(attributes.dtype)
+    compute_dtype = property(attributes.compute_dtype)
+    input_dtype = property(attributes.compute_dtype)
+    quantize = attributes.quantize
 
     # building
     built = property(building.built, building.set_built)
@@ -156,7 +156,7 @@ class Layer(Configurable, nnx.Module):
         self._trainable = bool(trainable)
         self._trainable_was_set = False
         self._record.made_in_call = call_context.caller() is not None
-        self._dtype_policy = dtypes.policy_of(dtype, self._name, takes_keep=self._takes_keep)
+        self._dtype_policy = attributes.policy_of(dtype, self._name, takes_keep=self._takes_keep)
         self.autocast = autocast
         if self._makes_masks():
             self.supports_masking = True  # as in Keras; a constructor may change it
@@ -201,7 +201,7 @@ class Layer(Configurable, nnx.Module):
 
     @dtype_policy.setter
     def dtype_policy(self, value: DTypeLike | DTypePolicy | None) -> None:
-        dtypes.set_policy(self, value)
+        attributes.set_policy(self, value)
 
     @classmethod
     def _needs_no_building(cls) -> bool:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -103,22 +102,14 @@ def _take_first_slice(variable: Variable) -> None:
         raw_value.__set__(variable, value[(0,) * len(dims)])
 
 
-def built_by_original(build: Callable[..., None]) -> Callable[..., None]:
-    """Return `build`, for a method of layers; in a copy, the original builds itself."""
-
-    @functools.wraps(build)
-    def redirected(self: Any, *args: Any, **kwargs: Any) -> None:
-        original = self._record.original
-        if original is None:
-            build(self, *args, **kwargs)
-            return
-        if not original._is_built and original._record.made is None:
-            args, kwargs = jax.tree.map(_known, (args, kwargs))
-            with building_for_shapes(original):
-                original.build(*args, **kwargs)
-        follow(self, original)
-
-    return redirected
+def build_original(copy: Any, *args: Any, **kwargs: Any) -> None:
+    """Let the original of a copy build itself, unless it has, and give the copy what that has built."""
+    original = copy._record.original
+    if not original._is_built and original._record.made is None:
+        args, kwargs = jax.tree.map(_known, (args, kwargs))
+        with building_for_shapes(original):
+            original.build(*args, **kwargs)
+    follow(copy, original)
 
 
 @contextlib.contextmanager

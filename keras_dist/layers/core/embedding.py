@@ -14,7 +14,7 @@ from keras_dist._support.dim_names import INPUTS, OUTPUTS
 from keras_dist._support.integer_checks import check_indices
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
-from keras_dist.layers.base.dtypes import check_dtype
+from keras_dist.layers.base.attributes import check_dtype
 from keras_dist.layers.base.lora import LoraLayer
 from keras_dist.layers.base.weight_arguments import EmbeddingsArguments, Identifier, Layout
 from keras_dist.layers.core.dense import project
