@@ -176,6 +176,8 @@ class TestWeights:
 def test_layer_is_one_class_beside_the_one_that_records_arguments():
     ours = [cls.__name__ for cls in layers.Layer.__mro__ if cls.__module__.startswith("keras_dist.")]
     assert ours == ["Layer", "Configurable"]
+    with pytest.raises(TypeError, match="does not support __slots__"):  # whose values copies would lack
+        type("Slotted", (layers.Layer,), {"__slots__": ("kept",)})
 
 
 def test_each_public_method_is_a_documented_function_of_a_module_that_needs_no_layer():

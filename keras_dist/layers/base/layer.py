@@ -1,4 +1,7 @@
-"""`Layer`: the base of all layers, and where each of its methods is defined."""
+"""`Layer`: the base of all layers.
+
+Its body is a table of its methods: functions in modules of this package, whose first parameter is `self`.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +186,6 @@ class Layer(Configurable, nnx.Module):
         Raises:
             ModelError: the inputs do not fit, or a weight cannot be created.
         """
-        self._check_initialised()
         return calls.outputs_of(self, args, kwargs)
 
     @property
