@@ -156,13 +156,6 @@ def build_from_config(self: Any, config: Mapping[str, Any] | None) -> None:
 get_build_config.is_default = build_from_config.is_default = True  # type: ignore[attr-defined]
 
 
-def describe_weights(layer: Any, kwargs: dict[str, Any]) -> None:
-    """Move the arguments of `weight_initializers` from `kwargs` to attributes."""
-    for weight, initializer in layer.weight_initializers.items():
-        found = {name: kwargs.pop(name, default) for name, default in defaults_of(weight, initializer).items()}
-        layer.describe_weight(weight, *found.values())
-
-
 def describe_weight(
     self: Any,
     name: str,

@@ -18,7 +18,7 @@ from keras_dist._unstable.flax_internals import shown_as
 from keras_dist.layers.base import attributes, building, calls, symbolic, weight_lists
 from keras_dist.layers.base.layer_record import LayerRecord
 from keras_dist.layers.base.remat_scope import RematScope, current_scope
-from keras_dist.layers.base.weight_arguments import Identifier
+from keras_dist.layers.base.weight_arguments import Identifier, defaults_of
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.serialization import Configurable, not_initialised
 from keras_dist.serialization.object_registry import snake_case
@@ -164,7 +164,9 @@ class Layer(Configurable, nnx.Module):
         if self._makes_masks():
             self.supports_masking = True  # as in Keras; a constructor may change it
         self.identify("activity_regularizer", regularizers.get, activity_regularizer)
-        building.describe_weights(self, kwargs)
+        for weight, initializer in self.weight_initializers.items():
+            described = defaults_of(weight, initializer)
+            self.describe_weight(weight, *(kwargs.pop(argument, default) for argument, default in described.items()))
         self._own_input_shape = attributes.take_input_shape(kwargs)
         self._is_built = False
         if (scope := current_scope()) is not None:
