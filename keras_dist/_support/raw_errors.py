@@ -86,6 +86,8 @@ def explain_methods(cls: type[_Object]) -> type[_Object]:
         is_new = owner not in _explained_classes and owner.__module__.startswith("keras_dist.")
         _explained_classes.add(owner)
         for name, member in [*vars(owner).items()] if is_new else []:
+            if inspect.isfunction(member) and member.__qualname__ == name:  # of a module, named in a table of methods
+                inspect.unwrap(member).__qualname__ = member.__qualname__ = f"{owner.__qualname__}.{name}"
             is_inner = name in _INNER or name.startswith(("_", "pop", "on_"))  # `pop` raises KeyError, as of a dict
             is_public = name in ("__init__", "__call__") or not is_inner
             if is_public and inspect.isfunction(member):

@@ -52,7 +52,7 @@ def stored_variables(
         own, path = _own(node, parts, order), tree_paths.join(tree_paths.visible(parts))
         if path in hooks.live and (hasattr(node, "save_assets") or hasattr(node, "load_assets")):
             hooks.with_assets[name] = hooks.live[path]
-        if isinstance(node, layers.Layer) and node._overrides_own_variables() and path in hooks.live:
+        if isinstance(node, layers.Layer) and _has_own_format(node) and path in hooks.live:
             hooks.found[joined(name, "vars")] = hooks.live[path]
             hooks.covered.update(own)
         else:
@@ -75,6 +75,12 @@ def stored_variables(
             yield from (walk_container if is_container else walk)(child, member, (*parts, *inner))
 
     yield from walk(module, "", ())
+
+
+def _has_own_format(layer: layers.Layer) -> bool:
+    """Return whether the class of a layer stores its variables itself."""
+    names = ("save_own_variables", "load_own_variables")
+    return any(getattr(type(layer), name) is not getattr(layers.Layer, name) for name in names)
 
 
 def _own(node: Any, parts: tree_paths.Parts, order: Mapping[str, int]) -> list[str]:

@@ -21,6 +21,7 @@ from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.errors import CheckpointWarning, ConfigError, ModelError, shorten
 from keras_dist.formats.keras_files import Description
 from keras_dist.formats.model_state import COMPILE, CONFIG, LORA, POLICY, names_of
+from keras_dist.layers.base.layer_record import layers_inside
 from keras_dist.mixed_precision import under_policy
 from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described, check_not_of_keras
@@ -150,7 +151,7 @@ def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         given = f"{jax.process_count()} processes, each of which holds a part of the weights"
         raise ModelError(summary, given=given, fix="model.save(path) in all of them, then kd.models.load_model(path)")
     check_described(model)
-    own = {type(owner) for owner in model._owners() if not type(owner).__module__.startswith("keras_dist.")}
+    own = {type(owner) for owner in layers_inside(model) if not type(owner).__module__.startswith("keras_dist.")}
     custom_objects = {cls.__name__: cls for cls in own}
     with lambdas_kept(), one_config_written():  # `pickle` refuses them itself, and `cloudpickle` takes them
         documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.identifier)

@@ -59,9 +59,12 @@ class Configurable:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that overrides what is never called."""
+        is_ours = cls.__module__.startswith("keras_dist.")
+        if is_ours and "__slots__" in vars(cls):
+            cls.__slots__ = ()  # NNX does not copy slots, and refuses their names; without these they are there, too
         super().__init_subclass__(**kwargs)
         _check_overrides(cls)
-        if cls.__module__.startswith("keras_dist."):
+        if is_ours:
             explain_methods(cls)
             guard_class(cls)
 

@@ -1,6 +1,7 @@
 """The base of all layers: lazy building, weights, sublayers, subclasses."""
 
 import inspect
+import pathlib
 from typing import Any
 
 import jax.numpy as jnp
@@ -170,6 +171,27 @@ class TestWeights:
             layers.Layer().add_weight(*args, **kwargs)
         assert caught.value.given and caught.value.fix
         assert list(inspect.signature(layers.Layer.add_weight).parameters)[1:3] == ["shape", "initializer"]
+
+
+def test_layer_is_one_class_beside_the_one_that_records_arguments():
+    ours = [cls.__name__ for cls in layers.Layer.__mro__ if cls.__module__.startswith("keras_dist.")]
+    assert ours == ["Layer", "Configurable"]
+    with pytest.raises(TypeError, match="does not support __slots__"):  # whose values copies would lack
+        type("Slotted", (layers.Layer,), {"__slots__": ("kept",)})
+
+
+def test_each_public_method_is_a_documented_function_of_a_module_that_needs_no_layer():
+    members = {name: member for name, member in vars(layers.Layer).items() if not name.startswith("_")}
+    getters = {name: member.fget for name, member in members.items() if isinstance(member, property)}
+    methods = {name: member for name, member in members.items() if inspect.isfunction(member)}
+    assert {"weights", "losses", "path"} < {*getters} and {"add_weight", "build", "set_weights"} < {*methods}
+    for name, function in (getters | methods).items():
+        assert function.__module__.startswith("keras_dist.layers.base.") and function.__doc__, name
+        assert next(iter(inspect.signature(function).parameters)) == "self"
+    assert {name: method.__qualname__ for name, method in methods.items()} == {n: f"Layer.{n}" for n in methods}
+    files = {inspect.unwrap(function).__code__.co_filename for function in (getters | methods).values()}
+    texts = {name: pathlib.Path(name).read_text() for name in files if not name.endswith("layer.py")}
+    assert len(texts) > 3 and not [name for name, text in texts.items() if "layers.base.layer import" in text]
 
 
 def test_a_foreign_module_is_a_layer():

@@ -1,4 +1,4 @@
-"""`Building`: describes the weights of a layer, and creates them for the first input."""
+"""Methods of `Layer` that describe its weights, and create them for the first input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, ParamSpec
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,8 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import ArgumentTypeError, DistributionError, KerasDistError, ModelError, shorten
 from keras_dist.layers.base.call_arguments import as_shapes, called_with_shapes
-from keras_dist.layers.base.layer_record import LayerRecord
 from keras_dist.layers.base.names import keras_paths
-from keras_dist.layers.base.shape_calls import built_by_original, note_stacked, stacked_dims
+from keras_dist.layers.base.shape_calls import build_original, note_stacked, stacked_dims
 from keras_dist.layers.base.weight_arguments import (
     Identifier,
     Layout,
@@ -46,9 +45,11 @@ from keras_dist.variables.variable import Variable
 def _counted(build: Callable[..., None]) -> Callable[..., None]:
     """Return `build` followed by the bookkeeping of a built layer; nested `super().build()` calls do it only once."""
 
-    @built_by_original
     @functools.wraps(build)
-    def counted(self: Building, *args: Any, **kwargs: Any) -> None:
+    def counted(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self._record.original is not None:
+            build_original(self, *args, **kwargs)
+            return
         if self._record.made is not None:
             build(self, *args, **kwargs)
             return
@@ -60,7 +61,7 @@ def _counted(build: Callable[..., None]) -> Callable[..., None]:
         try:
             with call_context.calling(around):
                 build(self, *args, **kwargs)
-                self._finish_building()
+                _finish(self)
         finally:
             self._record.made = None
 
@@ -110,256 +111,256 @@ def shard_weights(layer: Any) -> None:
             weight.reshard(layout)
 
 
-class Building:
-    """Creation of the weights of a layer."""
+def built(self: Any) -> bool:
+    """Whether the weights exist or can be created: there are none, or the layer was called on symbolic tensors."""
+    return self._is_built or bool(self._record.nodes) or self._needs_no_building()
 
-    __slots__ = ()
 
-    weight_initializers: ClassVar[Mapping[str, Identifier]] = {}
-    name: str
-    variable_dtype: str
-    built: bool
-    _is_built: bool
-    _needs_no_building: Callable[[], bool]
-    _record: LayerRecord
+def set_built(self: Any, value: bool) -> None:
+    """Set whether the weights exist."""
+    self._is_built = bool(value)
 
-    @_counted
-    def build(self, input_shape: PyTree) -> None:
-        """Create the weights for inputs of this shape, including the batch. By default there are none."""
 
-    def get_build_config(self) -> dict[str, Any] | None:
-        """Return the shapes that the layer was built for; None before it is built.
+@_counted
+def build(self: Any, input_shape: PyTree) -> None:
+    """Create the weights for inputs of this shape, including the batch. By default there are none."""
 
-        The result is `{"input_shape": shape}`, or for several inputs `{"shapes_dict": shapes}`.
-        """
-        record = self._record
-        shapes = record.shapes
-        if not shapes and record.nodes:
-            shapes = {"input_shape": jax.tree.map(lambda tensor: tensor.shape, record.nodes[0].inputs)}
-        if not shapes:
-            return None
-        return {"input_shape": next(iter(shapes.values()))} if len(shapes) == 1 else {"shapes_dict": shapes}
 
-    def build_from_config(self, config: Mapping[str, Any] | None) -> None:
-        """Create the weights for the shapes in `config`, as returned by `get_build_config`, unless they exist."""
-        if not config or self.built:
-            return
-        if "input_shape" in config:
-            self.build(as_shapes(config["input_shape"]))
-        elif "shapes_dict" in config:
-            self.build(**{name: as_shapes(shape) for name, shape in config["shapes_dict"].items()})
+def check_may_create(self: Any) -> None:
+    """Raise if the value of a weight may not be created alone."""
 
-    get_build_config.is_default = build_from_config.is_default = True  # type: ignore[attr-defined]
 
-    def _describe_weights(self, kwargs: dict[str, Any]) -> None:
-        """Move the arguments of `weight_initializers` from `kwargs` to attributes."""
-        for weight, initializer in self.weight_initializers.items():
-            found = {name: kwargs.pop(name, default) for name, default in defaults_of(weight, initializer).items()}
-            self.describe_weight(weight, *found.values())
+def get_build_config(self: Any) -> dict[str, Any] | None:
+    """Return the shapes that the layer was built for; None before it is built.
 
-    def describe_weight(
-        self,
-        name: str,
-        initializer: Identifier,
-        regularizer: Identifier = None,
-        constraint: Identifier = None,
-        layout: Layout = None,
-    ) -> None:
-        """Store the description of a weight in attributes such as `kernel_initializer`, which `add_weight` reads.
+    The result is `{"input_shape": shape}`, or for several inputs `{"shapes_dict": shapes}`.
+    """
+    record = self._record
+    shapes = record.shapes
+    if not shapes and record.nodes:
+        shapes = {"input_shape": jax.tree.map(lambda tensor: tensor.shape, record.nodes[0].inputs)}
+    if not shapes:
+        return None
+    return {"input_shape": next(iter(shapes.values()))} if len(shapes) == 1 else {"shapes_dict": shapes}
 
-        Args:
-            name: the name of the weight.
-            initializer: a name, a config or a function.
-            regularizer: a name, a config, a function or None.
-            constraint: a name, a config, a function or None.
-            layout: a `TensorLayout`, mesh axes, or None.
 
-        Raises:
-            UnknownNameError: a name is unknown.
-            ModelError: an identifier is neither a name nor a function.
-        """
-        self.identify(f"{name}_initializer", initializers.get, initializer)
-        self.identify(f"{name}_regularizer", regularizers.get, regularizer)
-        self.identify(f"{name}_constraint", constraints.get, constraint)
-        setattr(self, f"{name}_layout", from_keras(layout))
+def build_from_config(self: Any, config: Mapping[str, Any] | None) -> None:
+    """Create the weights for the shapes in `config`, as returned by `get_build_config`, unless they exist."""
+    if not config or self.built:
+        return
+    if "input_shape" in config:
+        self.build(as_shapes(config["input_shape"]))
+    elif "shapes_dict" in config:
+        self.build(**{name: as_shapes(shape) for name, shape in config["shapes_dict"].items()})
 
-    def identify(self, argument: str, get: Callable[[Any], Any], identifier: Identifier) -> None:
-        """Set the attribute `argument` to `get(identifier)`; errors name the layer and the argument.
 
-        Args:
-            argument: the name of the constructor's argument.
-            get: resolves an identifier, such as `activations.get`.
-            identifier: a name, a config, an object, or None.
+get_build_config.is_default = build_from_config.is_default = True  # type: ignore[attr-defined]
 
-        Raises:
-            KerasDistError: the identifier is unknown.
-        """
-        try:
-            setattr(self, argument, get(identifier))
-        except KerasDistError as error:
-            error.add_note(f"for `{argument}` of layer {self.name!r}")
-            raise
 
-    @_named_by_keyword
-    def add_weight(
-        self,
-        shape: Shape | int | None = None,
-        initializer: Identifier = None,
-        dtype: DTypeLike | None = None,
-        trainable: bool = True,
-        autocast: bool = True,
-        regularizer: Identifier = None,
-        constraint: Identifier = None,
-        aggregation: str = "none",
-        overwrite_with_gradient: bool = False,
-        name: str | None = None,
-        *,
-        layout: Layout = None,
-        dim_names: Sequence[str | None] | None = None,
-    ) -> Variable:
-        """Create a weight. Assign it to an attribute: `self.kernel = self.add_weight(...)`.
+def describe_weight(
+    self: Any,
+    name: str,
+    initializer: Identifier,
+    regularizer: Identifier = None,
+    constraint: Identifier = None,
+    layout: Layout = None,
+) -> None:
+    """Store the description of a weight in attributes such as `kernel_initializer`, which `add_weight` reads.
 
-        Args:
-            shape: shape of the weight; a scalar by default.
-            initializer: initial values. The default of this argument, and of `regularizer`, `constraint` and `layout`,
-                is the one stored by `describe_weight`; then `"glorot_uniform"`, or `"zeros"` for integers and bools.
-            dtype: element type; by default the layer's.
-            trainable: whether gradients update the weight.
-            autocast: whether `call` reads it in `compute_dtype`.
-            regularizer: a function of its value that is added to the loss.
-            constraint: a function applied to its value after each update.
-            aggregation: unused: arrays are global.
-            overwrite_with_gradient: unused.
-            name: by default the name of the attribute.
-            layout: a `TensorLayout`, or mesh axes of the dims; layout rules take precedence.
-            dim_names: a name for each dim, or None: `"inputs"` and `"outputs"` of a matrix, a leading `"experts"`,
-                whose slices are initialized, regularized, constrained and updated as separate weights, or a name for
-                `axis_names`.
+    Args:
+        name: the name of the weight.
+        initializer: a name, a config or a function.
+        regularizer: a name, a config, a function or None.
+        constraint: a name, a config, a function or None.
+        layout: a `TensorLayout`, mesh axes, or None.
 
-        Raises:
-            ModelError: the shape is invalid, the initializer returns another one, or a layer's `call` is running.
-        """
-        del overwrite_with_gradient
-        label = name or "weight"
-        call_context.refuse_in_call(f"weight {label!r} of layer {self.name!r}")
-        dtype = jnp.dtype(dtype or self.variable_dtype)
-        described = vars(self)
-        if initializer is None:
-            default = "glorot_uniform" if jnp.issubdtype(dtype, jnp.floating) else "zeros"
-            initializer = described.get(f"{name}_initializer", default)
-        layout = described.get(f"{name}_layout") if layout is None else layout
-        stacked, what = stacked_dims(), f"{label!r} in layer {self.name!r}"
-        shape = check_shape(() if shape is None else shape, what)
-        names = (*[dims.LAYERS] * len(stacked), *(dim_names or [None] * len(shape)))
-        if stacked:
-            shape = (*stacked, *shape)
-            axes: Any = getattr(layout, "axes", layout)
-            layout = None if layout is None else (*[None] * len(stacked), *axes)
-        if len(names) != len(shape):
-            given = f"dim_names={dim_names} for shape {shape[len(stacked) :]}"
-            raise ModelError(f"`dim_names` of weight {label!r} must have a name or None for each dim", given=given)
-        leading, draw = dims.leading(names), initializers.get(initializer)
-        draw = EachSlice(draw, leading) if leading else draw
-        with in_trace_of(self):
-            whole: Any = jax.ShapeDtypeStruct(shape, dtype)
-            initial: Any = initial_of(draw, what)
-            if is_tracing():  # made in a trace, which computes the values
-                whole = drawn(draw, shape, dtype, what)
-                initial = whole[(0,) * len(stacked)] if stacked else whole
-            kind: Any = {"trainable": trainable, "autocast": autocast, "layout": layout}
-            variable = Variable.of_layer(initial, shape[len(stacked) :], dtype, name, **kind)
-        penalty = regularizers.get(regularizer) or described.get(f"{name}_regularizer")
-        rule = constraints.get(constraint) or described.get(f"{name}_constraint")
-        if leading:
-            each, rule = (one and dims.over_slices(one, leading) for one in (penalty, rule))
-            penalty = each and (lambda value: jnp.sum(each(value)))
-        variable.set_metadata(regularizer=penalty, constraint=rule)
-        if any(names):
-            variable.set_metadata(dim_names=names)
-        if stacked:
-            note_stacked(variable, whole)
-        self._number_weight(variable)
-        if self._record.made is not None:
-            self._record.made.append((label, variable))
-        else:
-            variable.set_metadata(made_early=True)
-        return variable
+    Raises:
+        UnknownNameError: a name is unknown.
+        ModelError: an identifier is neither a name nor a function.
+    """
+    self.identify(f"{name}_initializer", initializers.get, initializer)
+    self.identify(f"{name}_regularizer", regularizers.get, regularizer)
+    self.identify(f"{name}_constraint", constraints.get, constraint)
+    setattr(self, f"{name}_layout", from_keras(layout))
 
-    def add_variable(
-        self,
-        shape: Shape | int,
-        initializer: Identifier,
-        dtype: DTypeLike | None = None,
-        trainable: bool = True,
-        autocast: bool = True,
-        regularizer: Identifier = None,
-        constraint: Identifier = None,
-        name: str | None = None,
-    ) -> Variable:
-        """Alias of `add_weight` with `shape` and `initializer` first."""
-        options = {"regularizer": regularizer, "constraint": constraint, "name": name}
-        return self.add_weight(shape, initializer, dtype, trainable, autocast, **options)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wrap `build`, and show the arguments of weights in the constructor's signature."""
-        super().__init_subclass__(**kwargs)
-        constructor, above = cls.__init__, super(cls, cls).__init__
-        if "__init__" in vars(cls) and hands_on_keywords(constructor):
-            show_keywords(constructor, keyword_defaults(above) if hands_on_keywords(above) else {})
-            for weight, initializer in cls.weight_initializers.items():
-                show_keywords(constructor, defaults_of(weight, initializer) | {"activity_regularizer": None})
-        if "build" in vars(cls) and not hasattr(vars(cls)["build"], "creates_weights"):
-            cls.build = _counted(vars(cls)["build"])  # type: ignore[method-assign]
+def identify(self: Any, argument: str, get: Callable[[Any], Any], identifier: Identifier) -> None:
+    """Set the attribute `argument` to `get(identifier)`; errors name the layer and the argument.
 
-    def _build_once(self, tensors: Mapping[str, PyTree], context: call_context.CallContext) -> None:
-        is_copy = self._record.original is not None
-        is_apart = not is_copy and trace_state_of(self) != context.root
-        if is_apart and (not self._is_built or any(True for _ in walk(self))):
-            self._check_same_trace()  # weights of another model would become constants of this trace
-        if self._is_built:
-            return
-        if self._needs_no_building() and not trace_state_of(self).is_valid():
-            return  # made outside of this trace, where it cannot be marked as built, and there is nothing to create
-        with contextlib.nullcontext() if is_copy else in_trace_of(self):
-            called_with_shapes(self.build, tensors)
-            if not self._is_built:  # a model, whose `build` builds its layers
-                self._record.made = []
-                self._finish_building()
+    Args:
+        argument: the name of the constructor's argument.
+        get: resolves an identifier, such as `activations.get`.
+        identifier: a name, a config, an object, or None.
 
-    def _finish_building(self) -> None:
-        for name, value in list(vars(self).items()):
-            if isinstance(value, random.SeedGenerator):
-                if self._record.made_in_call:
-                    call_context.refuse_in_call(f"random state {name!r} of layer {self.name!r}")
-                _ = value.state  # created here, not in the first step that draws
-        self._check_weights_are_kept()
-        self._is_built = True
+    Raises:
+        KerasDistError: the identifier is unknown.
+    """
+    try:
+        setattr(self, argument, get(identifier))
+    except KerasDistError as error:
+        error.add_note(f"for `{argument}` of layer {self.name!r}")
+        raise
 
-    def _number_weight(self, variable: Variable) -> None:
-        if variable.get_metadata("number") is None:
-            taken = [other.get_metadata().get("number") or 0 for _, other in direct_variables(self)]
-            taken += [other.get_metadata("number") for _, other in self._record.made or ()]
-            variable.set_metadata("number", 1 + max(taken, default=0))
 
-    def _check_weights_are_kept(self) -> None:
-        kept = {id(variable) for _, variable in walk(self)}
-        lost = [label for label, variable in self._record.made or () if id(variable) not in kept]
-        self._record.made = None
-        if lost:
-            summary = f"layer {self.name!r} has weights that no attribute holds: {', '.join(map(repr, lost))}"
-            fix = "self.kernel = self.add_weight(...)"
-            raise ModelError(summary, given="the result of add_weight, not assigned", fix=fix)
+@_named_by_keyword
+def add_weight(
+    self: Any,
+    shape: Shape | int | None = None,
+    initializer: Identifier = None,
+    dtype: DTypeLike | None = None,
+    trainable: bool = True,
+    autocast: bool = True,
+    regularizer: Identifier = None,
+    constraint: Identifier = None,
+    aggregation: str = "none",
+    overwrite_with_gradient: bool = False,
+    name: str | None = None,
+    *,
+    layout: Layout = None,
+    dim_names: Sequence[str | None] | None = None,
+) -> Variable:
+    """Create a weight. Assign it to an attribute: `self.kernel = self.add_weight(...)`.
 
-    def _check_same_trace(self) -> None:
-        """Check that the layer was made in the current trace, or outside of traces if there is none."""
-        if trace_state_of(self).is_valid():
-            return
-        summary = f"layer {self.name!r} is called inside of a model that it is not part of"
-        given = f"{type(self).__name__} made outside, called in a function or layer of the model"
+    Args:
+        shape: shape of the weight; a scalar by default.
+        initializer: initial values. The default of this argument, and of `regularizer`, `constraint` and `layout`,
+            is the one stored by `describe_weight`; then `"glorot_uniform"`, or `"zeros"` for integers and bools.
+        dtype: element type; by default the layer's.
+        trainable: whether gradients update the weight.
+        autocast: whether `call` reads it in `compute_dtype`.
+        regularizer: a function of its value that is added to the loss.
+        constraint: a function applied to its value after each update.
+        aggregation: unused: arrays are global.
+        overwrite_with_gradient: unused.
+        name: by default the name of the attribute.
+        layout: a `TensorLayout`, or mesh axes of the dims; layout rules take precedence.
+        dim_names: a name for each dim, or None: `"inputs"` and `"outputs"` of a matrix, a leading `"experts"`,
+            whose slices are initialized, regularized, constrained and updated as separate weights, or a name for
+            `axis_names`.
+
+    Raises:
+        ModelError: the shape is invalid, the initializer returns another one, or a layer's `call` is running.
+    """
+    del overwrite_with_gradient
+    label = name or "weight"
+    call_context.refuse_in_call(f"weight {label!r} of layer {self.name!r}")
+    dtype = jnp.dtype(dtype or self.variable_dtype)
+    described = vars(self)
+    if initializer is None:
+        default = "glorot_uniform" if jnp.issubdtype(dtype, jnp.floating) else "zeros"
+        initializer = described.get(f"{name}_initializer", default)
+    layout = described.get(f"{name}_layout") if layout is None else layout
+    stacked, what = stacked_dims(), f"{label!r} in layer {self.name!r}"
+    shape = check_shape(() if shape is None else shape, what)
+    names = (*[dims.LAYERS] * len(stacked), *(dim_names or [None] * len(shape)))
+    if stacked:
+        shape = (*stacked, *shape)
+        axes: Any = getattr(layout, "axes", layout)
+        layout = None if layout is None else (*[None] * len(stacked), *axes)
+    if len(names) != len(shape):
+        given = f"dim_names={dim_names} for shape {shape[len(stacked) :]}"
+        raise ModelError(f"`dim_names` of weight {label!r} must have a name or None for each dim", given=given)
+    leading, draw = dims.leading(names), initializers.get(initializer)
+    draw = EachSlice(draw, leading) if leading else draw
+    with in_trace_of(self):
+        whole: Any = jax.ShapeDtypeStruct(shape, dtype)
+        initial: Any = initial_of(draw, what)
+        if is_tracing():  # made in a trace, which computes the values
+            whole = drawn(draw, shape, dtype, what)
+            initial = whole[(0,) * len(stacked)] if stacked else whole
+        kind: Any = {"trainable": trainable, "autocast": autocast, "layout": layout}
+        variable = Variable.of_layer(initial, shape[len(stacked) :], dtype, name, **kind)
+    penalty = regularizers.get(regularizer) or described.get(f"{name}_regularizer")
+    rule = constraints.get(constraint) or described.get(f"{name}_constraint")
+    if leading:
+        each, rule = (one and dims.over_slices(one, leading) for one in (penalty, rule))
+        penalty = each and (lambda value: jnp.sum(each(value)))
+    variable.set_metadata(regularizer=penalty, constraint=rule)
+    if any(names):
+        variable.set_metadata(dim_names=names)
+    if stacked:
+        note_stacked(variable, whole)
+    number_weight(self, variable)
+    if self._record.made is not None:
+        self._record.made.append((label, variable))
+    else:
+        variable.set_metadata(made_early=True)
+    return variable
+
+
+def add_variable(
+    self: Any,
+    shape: Shape | int,
+    initializer: Identifier,
+    dtype: DTypeLike | None = None,
+    trainable: bool = True,
+    autocast: bool = True,
+    regularizer: Identifier = None,
+    constraint: Identifier = None,
+    name: str | None = None,
+) -> Variable:
+    """Alias of `add_weight` with `shape` and `initializer` first."""
+    options = {"regularizer": regularizer, "constraint": constraint, "name": name}
+    return self.add_weight(shape, initializer, dtype, trainable, autocast, **options)
+
+
+def prepare_subclass(cls: Any) -> None:
+    """Wrap `build` of a class of layers, and show the arguments of weights in the constructor's signature."""
+    constructor, above = cls.__init__, super(cls, cls).__init__
+    if "__init__" in vars(cls) and hands_on_keywords(constructor):
+        show_keywords(constructor, keyword_defaults(above) if hands_on_keywords(above) else {})
+        for weight, initializer in cls.weight_initializers.items():
+            show_keywords(constructor, defaults_of(weight, initializer) | {"activity_regularizer": None})
+    if "build" in vars(cls) and not hasattr(vars(cls)["build"], "creates_weights"):
+        cls.build = _counted(vars(cls)["build"])
+
+
+def build_once(layer: Any, tensors: Mapping[str, PyTree], context: call_context.CallContext) -> None:
+    """Build a layer for the tensors of a call, by name, unless it is built."""
+    is_copy = layer._record.original is not None
+    is_valid = trace_state_of(layer).is_valid()
+    is_apart = not (is_copy or is_valid) and trace_state_of(layer) != context.root
+    if is_apart and (not layer._is_built or any(True for _ in walk(layer))):  # weights would be constants of this trace
+        summary = f"layer {layer.name!r} is called inside of a model that it is not part of"
+        given = f"{type(layer).__name__} made outside, called in a function or layer of the model"
         fix = "make it an attribute of the model or layer that calls it, or call it on symbolic tensors"
         raise ModelError(summary, given=given, fix=fix)
+    if layer._is_built:
+        return
+    if layer._needs_no_building() and not is_valid:
+        return  # made outside of this trace, where it cannot be marked as built, and there is nothing to create
+    with contextlib.nullcontext() if is_copy else in_trace_of(layer):
+        called_with_shapes(layer.build, tensors)
+        if not layer._is_built:  # a model, whose `build` builds its layers
+            layer._record.made = []
+            _finish(layer)
 
-    def _is_made_by_building(self, name: str) -> bool:
-        """Return whether a weight of this name is described, or `build` refers to such an attribute."""
-        builds = (inspect.unwrap(vars(cls)["build"]) for cls in type(self).__mro__ if "build" in vars(cls))
-        return f"{name}_initializer" in vars(self) or any(name in build.__code__.co_names for build in builds)
+
+def _finish(layer: Any) -> None:
+    for name, value in list(vars(layer).items()):
+        if isinstance(value, random.SeedGenerator):
+            if layer._record.made_in_call:
+                call_context.refuse_in_call(f"random state {name!r} of layer {layer.name!r}")
+            _ = value.state  # created here, not in the first step that draws
+    kept = {id(variable) for _, variable in walk(layer)}
+    lost = [label for label, variable in layer._record.made or () if id(variable) not in kept]
+    layer._record.made = None
+    if lost:
+        summary = f"layer {layer.name!r} has weights that no attribute holds: {', '.join(map(repr, lost))}"
+        fix = "self.kernel = self.add_weight(...)"
+        raise ModelError(summary, given="the result of add_weight, not assigned", fix=fix)
+    layer._is_built = True
+
+
+def number_weight(layer: Any, variable: Variable) -> None:
+    """Give a weight without a number the next one of its layer."""
+    if variable.get_metadata("number") is None:
+        taken = [other.get_metadata().get("number") or 0 for _, other in direct_variables(layer)]
+        taken += [other.get_metadata("number") for _, other in layer._record.made or ()]
+        variable.set_metadata("number", 1 + max(taken, default=0))
+
+
+def is_made_by_building(layer: Any, name: str) -> bool:
+    """Return whether a weight of this name is described, or `build` refers to such an attribute."""
+    builds = (inspect.unwrap(vars(cls)["build"]) for cls in type(layer).__mro__ if "build" in vars(cls))
+    return f"{name}_initializer" in vars(layer) or any(name in build.__code__.co_names for build in builds)

@@ -6,18 +6,15 @@ What a layer has besides arrays is one record in one slot: NNX takes attributes 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeGuard
+
+import jax
+from flax import nnx
 
 from keras_dist._support.types import PyTree
-
-if TYPE_CHECKING:
-    import jax
-    from flax import nnx
-
-    from keras_dist.layers.base.layer import Layer
-    from keras_dist.symbolic.tensors import Node
-    from keras_dist.variables.variable import Variable
+from keras_dist.symbolic.tensors import Node
+from keras_dist.variables.variable import Variable
 
 
 class Membership(Protocol):
@@ -27,12 +24,12 @@ class Membership(Protocol):
 
     def handle(self, variable: nnx.Variable) -> Any: ...
 
-    def add_weights(self, layer: Layer, change: Callable[[], None]) -> None: ...
+    def add_weights(self, layer: Any, change: Callable[[], None]) -> None: ...
 
 
 @dataclasses.dataclass(eq=False)
 class LayerRecord:
-    """State of a layer outside of its NNX graph.
+    """State of a layer outside of its NNX graph; empty in copies.
 
     Attributes:
         nodes: calls on symbolic tensors.
@@ -57,15 +54,12 @@ class LayerRecord:
     made_in_call: bool = False
 
 
-class HasRecord:
-    """A module with a record, which is empty in copies."""
+def is_layer(module: Any) -> TypeGuard[Any]:
+    """Return whether a module is a `Layer`: no other class has a record."""
+    return hasattr(type(module), "_record_type")
 
-    __slots__ = ("_arguments", "_record")
 
-    _record: LayerRecord
-    _record_type: ClassVar[type[LayerRecord]] = LayerRecord
-
-    def _begin_record(self) -> LayerRecord:
-        record = self._record_type()
-        object.__setattr__(self, "_record", record)  # bypasses NNX
-        return record
+def layers_inside(layer: Any) -> Iterator[Any]:
+    """Yield a layer and all layers inside it, each once."""
+    yield layer
+    yield from (node for _, node in nnx.iter_graph(layer) if is_layer(node) and node is not layer)

@@ -23,6 +23,7 @@ from keras_dist.errors import ModelError, NotAvailableError
 from keras_dist.layers.base.attributes import undone_on_error
 from keras_dist.layers.base.layer import Layer
 from keras_dist.layers.base.weight_arguments import Identifier
+from keras_dist.layers.base.weight_lists import not_built
 from keras_dist.layers.regularization.regularization import Dropout
 from keras_dist.variables.variable import Variable
 
@@ -243,7 +244,7 @@ class LoraLayer(Layer):
     def check_adaptable(self) -> None:
         """Raise unless the layer is built, has no LoRA, and no constraint on the weight."""
         if not self.built:
-            raise self._not_built("enable_lora")
+            raise not_built(self, "enable_lora")
         if self.lora_rank is not None:
             given = f"a layer with lora_rank={self.lora_rank}"
             fix = "enable it once; with another rank in a layer that is made anew"

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from flax import nnx
 
 from keras_dist._support import tree_paths
-from keras_dist.layers.base.weights import WeightOwner, children_of, keras_name
-
-if TYPE_CHECKING:
-    from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.layer_record import is_layer
+from keras_dist.layers.base.weights import children_of, keras_name
 
 
-def layers_in(module: nnx.Module) -> list[Layer]:
+def layers_in(module: nnx.Module) -> list[Any]:
     """Return the layers among the attributes of a module, also in lists and dicts, each once."""
     found: list[Any] = []
     for _, child in children_of(module):
-        if isinstance(child, WeightOwner):
+        if is_layer(child):
             found.append(child)
         elif isinstance(child, nnx.List | nnx.Dict):
             found += layers_in(child)
     return list({id(layer): layer for layer in found}.values())
 
 
-def number_names(layers: Sequence[Layer]) -> dict[str, Layer]:
+def number_names(layers: Sequence[Any]) -> dict[str, Any]:
     """Return layers by name; layers without a given name are numbered: `dense`, `dense_1`."""
     given = {layer.name for layer in layers if layer._base_name is None}
-    members: dict[str, Layer] = {}
+    members: dict[str, Any] = {}
     candidates = {}
     for layer in layers:
         is_given = layer._base_name is None
@@ -69,11 +67,11 @@ def keras_paths(root: Any, early: Collection[str] = (), built: Mapping[str, str 
     built = built or {}
 
     def visit(node: Any, path: str, around: _Around) -> None:
-        if id(node) in seen or not isinstance(node, WeightOwner | nnx.List | nnx.Dict):
+        if id(node) in seen or not (is_layer(node) or isinstance(node, nnx.List | nnx.Dict)):
             return
         seen.add(id(node))
         own = ""
-        if isinstance(node, WeightOwner):
+        if is_layer(node):
             own = around.names.get(id(node), node.name)
             is_known = vars(node).get("_base_name") not in repeated
             scope = _joined(around.scope, own) if is_known and around.scope is not None else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +27,6 @@ from keras_dist.layers.base.weights import walk
 from keras_dist.random.seeds import wrap_key
 from keras_dist.variables import Key, Variable
 
-if TYPE_CHECKING:
-    from keras_dist.layers.base.layer import Layer
-
 
 class OneLayer(NamedTuple):
     """The results of one layer of a stack."""
@@ -44,7 +41,7 @@ RunLayer = Callable[[list[jax.Array], PyTree, PyTree, PyTree, PyTree], OneLayer]
 """`run(values, streams, carry, each, rows)`: one layer, with its slices of weights and of `each`."""
 
 
-def pipeline_of(layer: Layer, carry: PyTree, repeats: int) -> Pipeline | None:
+def pipeline_of(layer: Any, carry: PyTree, repeats: int) -> Pipeline | None:
     """Return the pipeline of a stack in the step that is traced; None if its layers are not sharded over stages.
 
     The last, partial batch of an epoch is divided into fewer micro-batches.
@@ -86,7 +83,7 @@ def pipeline_of(layer: Layer, carry: PyTree, repeats: int) -> Pipeline | None:
 
 def run_pipeline(
     pipeline: Pipeline,
-    layer: Layer,
+    layer: Any,
     run: RunLayer,
     values: list[jax.Array],
     streams: PyTree,
@@ -240,7 +237,7 @@ def _rows_axes(step: Pipelining, axis: Axis) -> tuple[str, ...]:
     return tuple(each for each in step.batch_axes if each not in axis_tuple(axis))
 
 
-def _check_state(layer: Layer) -> None:
+def _check_state(layer: Any) -> None:
     """Check that a pipeline can keep the state of the layers."""
     for path, variable in walk(layer):
         if isinstance(variable, Key | nnx.Param) or getattr(variable, "is_parameter", False):

@@ -13,7 +13,7 @@ from keras_dist._support.ambient import remat_scopes
 from keras_dist._support.arguments import check_option, check_optional, check_size, check_strings
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import attribute_order, restore_order, without_eager_sharding
-from keras_dist.layers.base.layer_record import HasRecord
+from keras_dist.layers.base.layer_record import is_layer
 from keras_dist.variables import Frozen, call_context
 
 MODES = ("full", "activations", "larger_than", "list_of_layers")
@@ -123,7 +123,7 @@ def checkpointed(
     context.set_mask(outputs, output_masks)
     if losses:
         context.losses.extend(losses)
-        if isinstance(layer, HasRecord):
+        if is_layer(layer):
             layer._record.added += losses
     return outputs
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -29,7 +28,7 @@ from keras_dist._unstable.flax_internals import (
     without_eager_sharding,
 )
 from keras_dist._unstable.jax_internals import is_key_dtype
-from keras_dist.layers.base.layer_record import HasRecord
+from keras_dist.layers.base.layer_record import is_layer, layers_inside
 from keras_dist.symbolic.shape_tracing import SIZES
 from keras_dist.variables import call_context, new_variables
 from keras_dist.variables.variable import Variable
@@ -77,7 +76,7 @@ def copy_for_shapes(module: nnx.Module) -> Any:
     restore_order(copy, attribute_order(module))
     originals = dict(nnx.iter_graph(module))
     for path, node in nnx.iter_graph(copy):
-        if isinstance(node, HasRecord):
+        if is_layer(node):
             original = originals[path]
             node._record.original = original._record.original or original
         elif isinstance(node, Variable) and stacked_dims():
@@ -97,31 +96,23 @@ def _take_first_slice(variable: Variable) -> None:
         raw_value.__set__(variable, value[(0,) * len(dims)])
 
 
-def built_by_original(build: Callable[..., None]) -> Callable[..., None]:
-    """Return `build`, for a method of layers; in a copy, the original builds itself."""
-
-    @functools.wraps(build)
-    def redirected(self: Any, *args: Any, **kwargs: Any) -> None:
-        original = self._record.original
-        if original is None:
-            build(self, *args, **kwargs)
-            return
-        if not original._is_built and original._record.made is None:
-            args, kwargs = jax.tree.map(_known, (args, kwargs))
-            with building_for_shapes(original):
-                original.build(*args, **kwargs)
-        follow(self, original)
-
-    return redirected
+def build_original(copy: Any, *args: Any, **kwargs: Any) -> None:
+    """Let the original of a copy build itself, unless it has, and give the copy what that has built."""
+    original = copy._record.original
+    if not original._is_built and original._record.made is None:
+        args, kwargs = jax.tree.map(_known, (args, kwargs))
+        with building_for_shapes(original):
+            original.build(*args, **kwargs)
+    follow(copy, original)
 
 
 @contextlib.contextmanager
 def building_for_shapes(layer: Any) -> Iterator[None]:
     """Context manager in which a layer builds itself, with its sublayers, because a call for shapes needs it."""
-    before = [one for one in layer._owners() if one._is_built]
+    before = [one for one in layers_inside(layer) if one._is_built]
     with in_trace_of(layer):
         yield
-    for one in layer._owners():
+    for one in layers_inside(layer):
         one._record.built_for_shapes |= one._is_built and not any(one is other for other in before)
 
 

@@ -8,7 +8,7 @@ over an axis of the mesh makes the loop a pipeline: `pipelined_layers`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,12 @@ from flax import nnx
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import TraceError, attribute_order, restore_order, without_eager_sharding
 from keras_dist.errors import ModelError
+from keras_dist.layers.base.calls import forget_losses
 from keras_dist.layers.base.pipelined_layers import OneLayer, pipeline_of, run_pipeline
 from keras_dist.variables import Frozen, call_context
 
-if TYPE_CHECKING:
-    from keras_dist.layers.base.layer import Layer
 
-
-def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) -> tuple[PyTree, list[jax.Array]]:
+def call_inside(layer: Any, training: bool | None, *args: Any, **kwargs: Any) -> tuple[PyTree, list[jax.Array]]:
     """Call a layer inside a loop; return its output and added losses. It must not change variables."""
     with call_context.entered(training, anew=True) as context:
         context.is_computed_again = True  # only with the whole loop
@@ -36,11 +34,11 @@ def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) 
             summary = f"layer {layer.name!r} changes a variable inside of a loop over time"
             fix = "give the cell a method draw_noise(input_shape): what it returns comes to each step as `noise`"
             raise ModelError(summary, given=str(error).splitlines()[0], fix=fix) from error
-    layer.forget_losses()  # tracers of one step; the loop returns them
+    forget_losses(layer)  # tracers of one step; the loop returns them
     return outputs, context.losses
 
 
-def add_losses(layer: Layer, losses: list[jax.Array]) -> None:
+def add_losses(layer: Any, losses: list[jax.Array]) -> None:
     """Add the losses returned by a loop in the call of a layer to the losses of the layer."""
     layer.add_loss([jnp.sum(loss) for loss in losses])
 
@@ -49,7 +47,7 @@ _NOT_STATISTICS = (nnx.Param, Frozen, nnx.RngState, nnx.Intermediate)
 
 
 def scan_layers(
-    layer: Layer,
+    layer: Any,
     call: Callable[[Any, PyTree, PyTree, PyTree], PyTree],
     carry: PyTree,
     inputs: PyTree,

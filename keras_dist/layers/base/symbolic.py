@@ -1,9 +1,8 @@
-"""Layers called on symbolic tensors, `layers.Dense(10)(Input((8,)))`, and the shapes of their outputs."""
+"""Layers called on symbolic tensors, `layers.Dense(10)(Input((8,)))`: methods of `Layer` for symbols and shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -18,11 +17,8 @@ from keras_dist.symbolic.tensors import is_any_symbolic as is_any_symbolic
 from keras_dist.symbolic.tensors import is_text as is_text
 from keras_dist.variables import call_context
 
-if TYPE_CHECKING:
-    from keras_dist.layers.base.layer import Layer
 
-
-def connect(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+def connect(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """Return the symbolic outputs of a layer for symbolic inputs, and add the call to the graph."""
     node = tensors.connect(layer, args, kwargs)
     layer._record.nodes.append(node)
@@ -33,7 +29,7 @@ def connect(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTr
     return node.outputs
 
 
-def traced_outputs(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+def traced_outputs(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """Return the symbolic outputs of a call, with their masks, by tracing a call for shapes."""
     leaves, _ = jax.tree.flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, KerasTensor)]
@@ -55,7 +51,17 @@ def traced_outputs(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return tensors.traced_outputs(layer, run, args, kwargs)
 
 
-def first_node(layer: Layer) -> Node:
+def input(self: Any) -> PyTree:
+    """The symbolic input of the first call."""
+    return _first_node(self).inputs
+
+
+def output(self: Any) -> PyTree:
+    """The symbolic output of the first call."""
+    return _first_node(self).outputs
+
+
+def _first_node(layer: Any) -> Node:
     """Return the first call of a layer on symbolic tensors."""
     nodes = layer._record.nodes
     if not nodes:
@@ -65,33 +71,46 @@ def first_node(layer: Layer) -> Node:
     return nodes[0]
 
 
-def output_spec(
-    layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], defines_shape: bool, makes_masks: bool
-) -> PyTree:
-    """Return the symbolic outputs of a call: by tracing it, or by the layer's own `compute_output_shape`."""
+def compute_output_spec(self: Any, *args: Any, **kwargs: Any) -> PyTree:
+    """Return the symbolic outputs of a call, without adding it to a graph. Traces `call`.
+
+    If a subclass defines this method or `compute_output_shape`, `call` is traced only for inputs with masks, and
+    when a model creates the weights. Shapes alone give tensors of `compute_dtype`.
+    """
+    defines_shape = not hasattr(self.compute_output_shape, "is_default")
     leaves = jax.tree.leaves((args, kwargs))
     # masks follow from tracing alone
-    if not defines_shape or makes_masks or any(getattr(leaf, "mask", None) is not None for leaf in leaves):
+    if not defines_shape or self._makes_masks() or any(getattr(leaf, "mask", None) is not None for leaf in leaves):
         try:
-            return traced_outputs(layer, args, kwargs)
+            return traced_outputs(self, args, kwargs)
         except jax.errors.JAXTypeError:
             if not defines_shape:
                 raise
-    given = tensor_arguments(call_parameters(type(layer)), args, kwargs, KerasTensor)
-    return tensors_of(called_with_shapes(layer.compute_output_shape, given), layer.compute_dtype)
+    given = tensor_arguments(call_parameters(type(self)), args, kwargs, KerasTensor)
+    return tensors_of(called_with_shapes(self.compute_output_shape, given), self.compute_dtype)
 
 
-def output_shape(layer: Layer, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> PyTree:
-    """Return the output shapes of a layer for input shapes, given as arguments such as `value_shape`."""
+def compute_output_shape(self: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
+    """Return the shape of the output, including the batch; None stands for any size. Traces `call`.
+
+    A subclass may define it, so that `call` is not traced on symbolic inputs.
+
+    Args:
+        *args: shapes of the inputs: tuples, or structures of them.
+        **kwargs: shapes of inputs by name: `value_shape` for the argument `value`.
+    """
     named = {name.removesuffix("_shape"): shape for name, shape in kwargs.items()}
     if not args and kwargs.keys() == {"input_shape"}:
         args, named = (named["input"],), {}
-    first = tuple(tensors_of(shape, layer.compute_dtype) for shape in args)
-    others = {name: tensors_of(shape, layer.compute_dtype) for name, shape in named.items()}
+    first = tuple(tensors_of(shape, self.compute_dtype) for shape in args)
+    others = {name: tensors_of(shape, self.compute_dtype) for name, shape in named.items()}
     # not by `compute_output_spec` of the base, which asks a `compute_output_shape` that may have come here by `super()`
-    is_traced = hasattr(layer.compute_output_spec, "is_default")
-    outputs = (traced_outputs if is_traced else tensors.infer)(layer, first, others)
+    is_traced = hasattr(self.compute_output_spec, "is_default")
+    outputs = (traced_outputs if is_traced else tensors.infer)(self, first, others)
     return jax.tree.map(lambda tensor: tensor.shape, outputs)
+
+
+compute_output_shape.is_default = compute_output_spec.is_default = True  # type: ignore[attr-defined]
 
 
 def tensors_of(shapes: PyTree, dtype: DTypeLike) -> PyTree:

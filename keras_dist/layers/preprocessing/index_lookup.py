@@ -13,6 +13,7 @@ from keras_dist._support.arguments import argument_error, check_int, check_optio
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ConfigError, DataError, ModelError, shorten
 from keras_dist.files.drafts import write_file
+from keras_dist.layers.base.attributes import unknown_arguments
 from keras_dist.layers.base.host_layer import HostLayer, as_rows, objects
 from keras_dist.layers.preprocessing.category_encoding import (
     OUTPUT_MODES,
@@ -418,7 +419,7 @@ class IntegerLookup(IndexLookup):
         **kwargs: Any,
     ) -> None:
         if "encoding" in kwargs:
-            raise self._unknown_arguments(kwargs)
+            raise unknown_arguments(self, kwargs)
         tokens = (max_tokens, num_oov_indices, mask_token, oov_token, vocabulary, idf_weights)
         encoding = (invert, output_mode, pad_to_max_tokens, sparse, "utf-8")
         super().__init__(*tokens, *encoding, name, salt, oov_method=oov_method, **kwargs)

@@ -14,6 +14,7 @@ from keras_dist._support.arguments import check_axes, check_axes_exist, check_br
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.config.settings import epsilon, image_data_format
 from keras_dist.errors import DataError, ModelError, shorten, with_type
+from keras_dist.layers.base.building import build_once
 from keras_dist.layers.base.layer import Layer
 from keras_dist.layers.base.weight_arguments import LayerArguments
 from keras_dist.variables import call_context
@@ -119,7 +120,7 @@ class Normalization(Layer):
         total: _Moments = (0, 0.0, 0.0)
         for batch in _batches(data, self.name):
             if not self._is_built:
-                self._build_once({"inputs": batch}, call_context.CallContext())
+                build_once(self, {"inputs": batch}, call_context.CallContext())
             for chunk in self._chunks(batch):
                 total = _merged(total, self._moments(chunk))
         if not total[0]:

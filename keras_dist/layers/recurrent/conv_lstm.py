@@ -16,6 +16,7 @@ from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
 from keras_dist.layers.base.call_arguments import InputSpec
 from keras_dist.layers.base.weight_arguments import Identifier
+from keras_dist.layers.base.weight_lists import not_built
 from keras_dist.layers.recurrent.recurrent_cell import Noise, RecurrentArguments, RecurrentCell, Step
 from keras_dist.layers.recurrent.recurrent_layers import lstm_states, with_open_forget_gate
 from keras_dist.layers.recurrent.rnn import RecurrentLayer, RecurrentLayerArguments
@@ -146,7 +147,7 @@ class ConvLSTM(RecurrentLayer):
         """Return zeros for both states, for the input shape that the layer was built for."""
         shapes = self.get_build_config()
         if shapes is None:
-            raise self._not_built("get_initial_state")
+            raise not_built(self, "get_initial_state")
         shape = shapes.get("input_shape") or shapes["shapes_dict"]["sequences_shape"]
         return self.cell.initial_states((batch_size, *shape[2:]))
 
