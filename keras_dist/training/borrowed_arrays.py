@@ -87,7 +87,8 @@ class BorrowedArrays(Keeper):
     @property
     def steps_taken(self) -> int:
         """The number of steps taken; arrays that do not exist are not created."""
-        return 0 if self._creation is not None else int(self.state.step)
+        step = None if self._creation is not None else self.state.step
+        return 0 if step is None or isinstance(step, jax.ShapeDtypeStruct) else int(step)
 
     def _begin(self, step: jax.Array, slots: PyTree = None, init: Callable[[], PyTree] | None = None) -> None:
         """Start; read the arrays of the variables on first use, and create slots of these shapes after it."""
