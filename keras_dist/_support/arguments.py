@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeGuard, TypeVar, cast
 
 import numpy as np
 
-from keras_dist._support.signatures import takes
+from keras_dist._support.signatures import is_method, takes
 from keras_dist.errors import (
     ArgumentTypeError,
     KerasDistError,
@@ -78,17 +78,17 @@ def argument_error(
 def names_unknown_keywords(method: Callable[Arguments, Checked]) -> Callable[Arguments, Checked]:
     """Decorate a public method: its errors for unknown and missing arguments suggest a name and list the valid ones."""
     parameters = inspect.signature(method).parameters
-    known = [name for name in parameters if name != "self"]
-    required = [name for name in known if parameters[name].default is inspect.Parameter.empty]
     called = method.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
     @functools.wraps(method)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Checked:
+        known = list(parameters)[is_method(checked) :]
         unknown = {name: value for name, value in kwargs.items() if name not in known}
         if unknown:
             summary = f"`{called}` has no argument"
             given = ", ".join(f"{name}={shorten(value)}" for name, value in unknown.items())
             raise unknown_name_error(summary, next(iter(unknown)), known, given=given, error=ArgumentTypeError)
+        required = [name for name in known if parameters[name].default is inspect.Parameter.empty]
         missing = [name for name in required if name not in {*kwargs, *list(parameters)[: len(args)]}]
         if missing:
             summary, fix = f"`{called}` needs {', '.join(f'`{name}`' for name in missing)}", ", ".join(required)

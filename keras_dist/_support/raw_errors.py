@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from keras_dist._support.arguments import argument_error, is_int, is_number
-from keras_dist._support.signatures import takes
+from keras_dist._support.signatures import is_method, takes
 from keras_dist.errors import ArgumentTypeError, DataError, KerasDistError, ModelError, shorten
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -84,6 +84,9 @@ def explain_methods(cls: type[_Object]) -> type[_Object]:
         for name, member in [*vars(owner).items()] if is_new else []:
             is_public = name in ("__init__", "__call__") or not name.startswith(("_", "pop"))  # KeyError, as of a dict
             is_public = is_public and name not in _INNER
+            function = member.__func__ if isinstance(member, classmethod) else member
+            if is_public and inspect.isfunction(function) and not is_method(function):
+                function.__qualname__ = f"{owner.__qualname__}.{name}"  # of a module, which the class has as a method
             if is_public and inspect.isfunction(member):
                 setattr(owner, name, explained(member))
             elif is_public and isinstance(member, classmethod):
@@ -116,7 +119,8 @@ def _is_raw(error: Exception) -> bool:
 def _explanation(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> KerasDistError:
     signature = inspect.signature(function)
     given = dict(signature.bind(*args, **kwargs).arguments)
-    owner = given.pop("self", None)  # a subclass, perhaps
+    is_bound = is_method(function) and "cls" not in given
+    owner = given.pop(next(iter(given))) if is_bound else None  # of a subclass, perhaps
     called = function.__qualname__ if owner is None else f"{type(owner).__name__}.{function.__name__}"
     called = re.sub(r"\.(__init__|__call__|call|with_reported)$", "", called)
     is_of_data = function.__module__.startswith("keras_dist.data")

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flax import nnx
 
@@ -25,15 +25,13 @@ from keras_dist.layers import Embedding, Layer, MixtureOfExperts
 from keras_dist.layers.base.lora import Adapted, Factors, LoraLayer, owner_of
 from keras_dist.layers.convolutional.convolution import BaseConvolution
 from keras_dist.models.initialization import change_weights
+from keras_dist.models.model_base import ModelBase
 from keras_dist.models.model_record import Adapters
 from keras_dist.training.adapters import ROOT, add_factors, is_factor, remove_factors
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import compile_rule, positions_of
 from keras_dist.training.naming import layers_below
 from keras_dist.variables.variable import Variable
-
-if TYPE_CHECKING:
-    from keras_dist.models.adapter_methods import AdapterMethods
 
 _LISTED = 20
 
@@ -173,16 +171,54 @@ def _hint(rule: str, able: Sequence[str]) -> str:
     return f"; the nearest path is {near!r}" if near else ""
 
 
-def enable(
-    model: AdapterMethods,
+def enable_lora(
+    model: ModelBase,
     rank: int,
     layers: str | Iterable[str],
-    alpha: float | None,
-    dropout: float,
+    *,
+    alpha: float | None = None,
+    dropout: float = 0.0,
     rank_pattern: Mapping[str, int] | None = None,
     alpha_pattern: Mapping[str, float] | None = None,
 ) -> None:
-    """Adapt the weights that patterns choose, and freeze all others; see `Model.enable_lora`."""
+    r"""Freeze all weights, and train low-rank updates of the weights of some layers.
+
+    A layer computes `inputs @ kernel + alpha / rank * dropout(inputs) @ A @ B`. The factors A (inputs, rank) and B
+    (rank, outputs) are float32, sharded as the dims of the kernel, and become weights of the model; a kernel with
+    several dims of inputs or outputs has them in A or B. A stack of kernels has a stack of factors. B is zero at
+    first. Experts have factors each. The optimizer has slots for the factors alone; a compiled model has it
+    reset, with a warning if it has taken steps.
+
+    In models of `from_nnx` each call adds the update to the kernels: the backward pass computes gradients of
+    whole kernels. The factors are below `lora`. Before `merge_lora`, `model.module` computes without the update.
+
+    Args:
+        rank: the rank of the updates.
+        layers: regular expression, or several, for whole paths of `Dense`, `EinsumDense`, `Embedding`,
+            `MixtureOfExperts` and convolutions, or of their weights. In models of `from_nnx` for paths of
+            parameters, or of modules with a `kernel` or `embedding`.
+        alpha: scaling factor; the updates are multiplied by `alpha / rank`. By default the rank of each layer.
+        dropout: fraction of the inputs of the factors to drop in training; not for embeddings, and not available
+            for experts and in models of `from_nnx`.
+        rank_pattern: other ranks, by regular expressions for paths as in `layers`; the first that matches counts.
+        alpha_pattern: other scaling factors.
+
+    Raises:
+        ModelError: an argument cannot be used; a pattern matches nothing, or layers that cannot be adapted, all of
+            which are listed; the model has adapters, shares weights with another model, or is being trained. The
+            model stays as it is.
+        LayoutError: layout rules cannot be applied to the factors. The model stays as it is.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> from keras_dist import layers
+        >>> model = kd.Sequential([kd.Input((8,)), layers.Dense(16, name="up"), layers.Dense(8, name="down")])
+        >>> model.enable_lora(rank=2, layers="up|down", alpha=4)
+        >>> [weight.path for weight in model.trainable_weights]
+        ['up/lora_kernel_a', 'up/lora_kernel_b', 'down/lora_kernel_a', 'down/lora_kernel_b']
+
+    Source: Hu et al. 2021, arXiv:2106.09685; `peft.LoraConfig`.
+    """
     rank = check_size("rank", rank)
     alpha = check_optional(check_number, "alpha", alpha, above=0)
     dropout = check_number("dropout", dropout, 0, below=1, example=0.05)
@@ -272,7 +308,7 @@ def _freezable(session: BuiltModel, candidates: Iterable[Candidate]) -> tuple[Va
     return tuple(held.values())
 
 
-def _check_free(model: AdapterMethods, session: BuiltModel) -> None:
+def _check_free(model: ModelBase, session: BuiltModel) -> None:
     if model._record.keras_model is not None:
         given = "a model that from_keras made"
         fix = "call enable_lora of Keras's layers before Model.from_keras"
@@ -286,8 +322,16 @@ def _check_free(model: AdapterMethods, session: BuiltModel) -> None:
         raise ModelError("enable_lora: the name of the factors is taken", given=given, fix="rename the attribute")
 
 
-def merge(model: AdapterMethods) -> None:
-    """Add all updates to their weights, remove the factors, and train as before; see `Model.merge_lora`."""
+def merge_lora(model: ModelBase) -> None:
+    """Add the updates of LoRA to their weights, on the devices, and remove the factors.
+
+    The sums have the dtype of the weights. The model computes the same, and trains the weights that it trained
+    before `enable_lora`. The optimizer of a compiled model is reset; `fit` warns if it had taken steps. Updates of
+    layers on which `enable_lora` was called are merged, too.
+
+    Raises:
+        ModelError: the model has no adapters, or is being trained.
+    """
     session, adapters = model._with_weights(), model._record.adapters
     merged = merged_weights(model, session)
     if not merged:

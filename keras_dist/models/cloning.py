@@ -19,6 +19,7 @@ from keras_dist.layers.base.weights import children_of
 from keras_dist.models.adapters import written
 from keras_dist.models.config import arguments_but, is_of_graph, named
 from keras_dist.models.functional import replaced
+from keras_dist.models.initialization import build_for
 from keras_dist.models.model import Model
 from keras_dist.models.model_distribution import in_place_of
 from keras_dist.models.sequential import Sequential, takes_layers
@@ -126,7 +127,7 @@ class _Cloning:
             layers = [clones[name] for name in model._chain.names]
             clone = type(model)(layers=[*inputs, *layers], **arguments_but(model, "layers"))
             if graph is None and not inputs and model._record.built_for is not None:
-                clone._build_for(model._record.built_for)
+                build_for(clone, model._record.built_for)
             return clone
         values = dict(zip(map(id, model.inputs), inputs, strict=True))
         names = {id(step.operation): step.name for step in steps}

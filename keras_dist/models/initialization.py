@@ -11,7 +11,7 @@ import functools
 import inspect
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ from keras_dist.layers.base.attributes import undone_on_error
 from keras_dist.layers.base.names import keras_paths
 from keras_dist.layers.base.shape_calls import copy_for_shapes
 from keras_dist.layers.base.weights import store_paths, walk, walk_owned
+from keras_dist.models.model_base import ModelBase
 from keras_dist.models.model_distribution import (
     distribution_now,
     distribution_of_layers,
@@ -58,33 +59,39 @@ from keras_dist.variables.initial_values import Drawn, Wanted, create
 from keras_dist.variables.lending import Lendable, shapes_only, switching
 from keras_dist.variables.variable import Owners, Variable
 
-if TYPE_CHECKING:
-    from keras_dist.models.step_methods import StepMethods
 
-
-def built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
-    """Return the built model; create its weights, if necessary, for these arguments of its call."""
+def with_weights(model: ModelBase, *args: Any, **kwargs: Any) -> BuiltModel:
+    """Return the built model; create its weights, if necessary, for a call with these arguments."""
     check_not_forked()
     if model._built is not None:
         return model._built
-    with in_trace_of(model):
-        return _built(model, args, kwargs)
-
-
-def _built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
     record = model._record
-    if record.source is not None:
+    with in_trace_of(model):
+        if record.source is None:
+            inputs = None if model._graph is None else ((model._graph.on_devices.inputs,), {})
+            return create_weights(model, *(inputs or _symbols_of_call(model, args, kwargs)))
         record.session = record.source.session(record.made_under or current_distribution())
         if record.choices is not None:
             record.session.compile(record.choices)
         return record.session
-    if model._graph is not None:
-        return create_weights(model, (model._graph.on_devices.inputs,), {})
-    return create_weights(model, *_symbols_of_call(model, args, kwargs))
+
+
+def build_for(model: ModelBase, tensors: PyTree) -> None:
+    """Create the weights for such symbolic inputs, unless they exist."""
+    if model._built is None:
+        create_weights(model, (tensors,), {})
+
+
+def await_layout(model: ModelBase) -> None:
+    """Let values of the layers' variables raise an error until `AutoParallel` has found a layout."""
+    if model._awaits_layout is not None:
+        for parts, variable, owners in walk_owned(model):
+            if isinstance(variable, Variable) and variable.is_deferred:
+                variable.belong_to(owners, tree_paths.join(parts))
 
 
 def _symbols_of_call(
-    model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace arrays in the arguments of a call by symbolic tensors."""
     args = () if args and args[0] is None else args
@@ -96,7 +103,7 @@ def _symbols_of_call(
     return jax.tree.map(_tensor_for_batch, (args, kwargs))
 
 
-def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
+def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
     """Create the weights of a model of layers for symbolic arguments; compile it, if `compile` was called.
 
     A call for shapes lets the layers build themselves. Their variables are numbered and planned, and created sharded.
@@ -195,7 +202,7 @@ class _Described:
 
 
 def described_model(
-    model: StepMethods, arguments: tuple[tuple[Any, ...], dict[str, Any]], chosen: Distribution | None
+    model: ModelBase, arguments: tuple[tuple[Any, ...], dict[str, Any]], chosen: Distribution | None
 ) -> _Described:
     """Let the layers of a model build themselves for a call with these arguments, and describe their variables."""
     asked = chosen or _distribution_of_shared(model)
@@ -261,7 +268,7 @@ def _existed(variable: nnx.Variable, owners: Owners) -> bool:
     return variable.get_metadata("made_early", False) or not (layer and layer._record.built_for_shapes)
 
 
-def _tensors_by_name(model: StepMethods, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, PyTree]:
+def _tensors_by_name(model: ModelBase, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, PyTree]:
     """Return the symbolic tensors in the arguments of a call, by parameter name."""
     signature = inspect.signature(model.call)
     named = {
@@ -276,7 +283,7 @@ def _are_tensors(value: PyTree) -> bool:
     return bool(leaves) and all(isinstance(leaf, KerasTensor) for leaf in leaves)
 
 
-def _built_before(model: StepMethods) -> dict[str, str | None]:
+def _built_before(model: ModelBase) -> dict[str, str | None]:
     """Return Keras's path, or None, of each layer that was built before the model, by its path."""
     found: dict[str, str | None] = {}
     for path, layer in layers_below(model):
@@ -301,7 +308,7 @@ def _build_uncalled(copy: nnx.Module) -> None:
         shape_tracing.trace(call, tensors)
 
 
-def _check_meshes(model: StepMethods, plan: LayoutPlan) -> None:
+def _check_meshes(model: ModelBase, plan: LayoutPlan) -> None:
     """Check that variables shared with other models are on the mesh of this model."""
     before = model._record.session_before
     for parts, variable in walk(model):
@@ -316,7 +323,7 @@ def _check_meshes(model: StepMethods, plan: LayoutPlan) -> None:
             raise DistributionError(summary, given=given, fix=fix)
 
 
-def _distribution_of_shared(model: StepMethods) -> Distribution | None:
+def _distribution_of_shared(model: ModelBase) -> Distribution | None:
     """Return the distribution of another model that shares a layer; None without one."""
     layers = [layer for _, layer in layers_below(model) if layer is not model]
     if any(_made_under(layer) is not None for layer in layers):
@@ -331,7 +338,7 @@ def _made_under(layer: Layer) -> Distribution | None:
     return record.made_under if isinstance(record, ModelRecord) else None
 
 
-def _check_inner_models(model: StepMethods, distribution: Distribution, chosen: Distribution | None) -> None:
+def _check_inner_models(model: ModelBase, distribution: Distribution, chosen: Distribution | None) -> None:
     """Check that models among the layers have the distribution of the outer model, or weights already."""
     for path, inner in layers_below(model):
         asked = _made_under(inner)
@@ -347,7 +354,7 @@ def _check_inner_models(model: StepMethods, distribution: Distribution, chosen: 
         )
 
 
-def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None) -> Forward:
+def forward_of(model: ModelBase, x: PyTree, distribution: Distribution | None) -> Forward:
     """Return the forward pass of a model under a distribution, by default its own or the current one, abstractly."""
     remat = model._compile_config.remat if model._compile_config else None
     if model._built is not None:
@@ -362,7 +369,7 @@ def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None)
     return Forward(described.graph, None, described.distribution, random.current_seed(), _compute_loss, remat)
 
 
-def plan_before_search(model: StepMethods) -> LayoutPlan | None:
+def plan_before_search(model: ModelBase) -> LayoutPlan | None:
     """Return a plan of a model that awaits its layout, with replicated weights; None for others, or without inputs."""
     searched = model._awaits_layout
     if searched is None or (model._record.source is None and model._graph is None):

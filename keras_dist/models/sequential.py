@@ -17,6 +17,7 @@ from keras_dist.layers.base.host_layer import as_rows
 from keras_dist.layers.core.foreign_modules import as_layer
 from keras_dist.models.config import arguments_but, read_layer, write_layer
 from keras_dist.models.functional import Graph, input_layers
+from keras_dist.models.initialization import await_layout
 from keras_dist.models.model import Model
 from keras_dist.serialization import custom_object_scope, serialize_keras_object
 from keras_dist.serialization.shared_objects import one_config_read, one_config_written
@@ -273,7 +274,7 @@ class Sequential(Model):
             self._members = nnx.Dict(members)
         self._chain = _Chain(tuple(names[id(layer)] for layer in layers))
         self._graph = Graph(record.start, output, tuple(nodes), names) if nodes else None
-        self._await_layout()
+        await_layout(self)
 
 
 _BUILT = ("input_shape", "input_dtype")

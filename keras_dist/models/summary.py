@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from keras_dist._support.arguments import check_int, names_unknown_keywords
 from keras_dist._support.safe_patterns import pattern
-from keras_dist._support.text_tables import Table
+from keras_dist._support.text_tables import Table, render
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.lint import names_tensor
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import layout_table, render_axes, render_bytes, render_shape
 from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
+from keras_dist.jobs.job import is_chief
 from keras_dist.layers import Layer
 from keras_dist.models.initialization import plan_before_search
+from keras_dist.models.model_base import ModelBase
 from keras_dist.symbolic.tensors import Operation, infer
 from keras_dist.training.activations import named_submodules, output_name
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.naming import by_prefix, layers_below, named_layers
 
-if TYPE_CHECKING:
-    from keras_dist.models.model import Model
-
 
 def summary_parts(
-    model: Model, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None
+    model: ModelBase, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None
 ) -> list[Table | str]:
     """Return a table of layers, or of variables for `from_nnx` models and without a layout yet, and lines of totals."""
     plan = plan_before_search(model)
@@ -61,7 +62,7 @@ def _variable_table(rows: Sequence[Row], title: str) -> Table:
     return table
 
 
-def _totals(model: Model, session: BuiltModel) -> Iterator[str]:
+def _totals(model: ModelBase, session: BuiltModel) -> Iterator[str]:
     """Yield the lines of totals, Keras's lines first; unlike Keras, the first is without the optimizer."""
     cell = session.cell
     trained = {session.path_of(weight) for weight in model.trainable_weights}
@@ -86,7 +87,7 @@ def _totals(model: Model, session: BuiltModel) -> Iterator[str]:
 
 
 def layer_table(
-    model: Model,
+    model: ModelBase,
     session: BuiltModel | None,
     expand_nested: bool = False,
     show_trainable: bool = False,
@@ -169,7 +170,7 @@ def _entries(model: Any) -> Iterator[_Entry]:
             yield _Entry(step.name, step.operation, shape, "" if graph.is_chain else parents)
 
 
-def _shapes_along(model: Model) -> dict[int, str]:
+def _shapes_along(model: ModelBase) -> dict[int, str]:
     """Return the output shapes of the layers of a `Sequential` without `Input`, by the ids of layers."""
     nodes = model._record.nodes
     tensors = nodes[0].inputs if nodes else getattr(model._record, "built_for", None)
@@ -205,7 +206,7 @@ def _between(layer_range: Sequence[str], entries: list[_Entry]) -> list[_Entry]:
 class _Arrays:
     """The lines of a table for the variables of a model."""
 
-    def __init__(self, model: Model, session: BuiltModel | None, expand_nested: bool) -> None:
+    def __init__(self, model: ModelBase, session: BuiltModel | None, expand_nested: bool) -> None:
         self._built = session
         self._expand_nested = expand_nested
         self._paths = {id(layer): path for path, layer in layers_below(model)}
@@ -298,3 +299,40 @@ def _indent(depth: int) -> str:
 
 def _size(row: Row) -> int:
     return int(np.prod(row.shape, dtype=np.int64))
+
+
+@names_unknown_keywords
+def summary(
+    model: ModelBase,
+    line_length: int | None = None,
+    positions: Sequence[float] | None = None,
+    print_fn: Callable[[str], object] | None = None,
+    expand_nested: bool = False,
+    show_trainable: bool = False,
+    layer_range: Sequence[str] | None = None,
+) -> None:
+    """Print a table of the layers, their output shapes, variables, layouts and bytes per device.
+
+    For models of `from_nnx` the table lists the variables only.
+
+    Args:
+        line_length: width of the table in characters; by default `COLUMNS` of the environment, else the width of
+            the terminal, 120 in a notebook, and the width of the table in a pipe or a file. In a small width cells
+            are wrapped and columns omitted; a line below the table names them.
+        positions: ignored; columns are as wide as their contents.
+        print_fn: called with the text instead of printing it, in a job in each process; by default the first
+            process prints.
+        expand_nested: whether the layers of inner models are listed.
+        show_trainable: whether a column shows which layers are trained.
+        layer_range: names of the first and last layer to show, or regular expressions for them.
+
+    Raises:
+        ModelError: an argument cannot be used.
+    """
+    if line_length is not None:
+        check_int("line_length", line_length, 40, alternative="None", example=120)
+    parts = summary_parts(model, expand_nested, show_trainable, layer_range)
+    if print_fn is not None:
+        print_fn(render(*parts, line_length=line_length))
+    elif is_chief():
+        sys.stdout.write(f"{render(*parts, line_length=line_length)}\n")
