@@ -84,7 +84,7 @@ def explain_methods(cls: type[_Object]) -> type[_Object]:
         for name, member in [*vars(owner).items()] if is_new else []:
             is_public = name in ("__init__", "__call__") or not name.startswith(("_", "pop"))  # KeyError, as of a dict
             is_public = is_public and name not in _INNER
-            function = member.__func__ if isinstance(member, classmethod) else member
+            function: Any = getattr(member, "__func__", member)
             if is_public and inspect.isfunction(function) and not is_method(function):
                 function.__qualname__ = f"{owner.__qualname__}.{name}"  # of a module, which the class has as a method
             if is_public and inspect.isfunction(member):

@@ -72,12 +72,12 @@ def save_adapter(
 
     Source: `peft.PeftModel.save_pretrained`.
     """
-    session, adapters = model._with_weights(), model._record.adapters
+    built, adapters = model._with_weights(), model._record.adapters
     if adapters is None:
         fix = 'model.enable_lora(rank=8, layers=".*/query") first; save_weights saves all weights'
         raise ModelError("save_adapter: the model has no adapters", given=f"model {model.name!r}", fix=fix)
     folder = adapter_folder("save_adapter", filepath)
-    everything, merged = _groups(model, session, weight_map), merged_weights(model, session)
+    everything, merged = _groups(model, built, weight_map), merged_weights(model, built)
     groups = nested(everything, lambda group: bool(group.forms_in(merged)))
     chosen = [group for group in groups if group.forms_in(merged)]
     scales = {path: _scale(one, adapters.weights) for path, one in merged.items()}
@@ -88,7 +88,7 @@ def save_adapter(
         raise ModelError("save_adapter: peft's format cannot hold the adapters", given=enumerated(problems), fix=fix)
     arrays: dict[str, np.ndarray] = {}
     modules: dict[str, tuple[int, float]] = {}
-    with session.cell.lock:  # all are of one step, whoever trains
+    with built.cell.lock:  # all are of one step, whoever trains
         for group in chosen:
             rank, found = group.to_file({form.path: _pair(form, merged) for form in group.forms_in(merged)})
             rank_here, alpha = scales[group.forms_in(merged)[0].path]
@@ -135,9 +135,9 @@ def load_adapter(
 
     Source: `peft.PeftModel.from_pretrained`.
     """
-    session, adapters = model._with_weights(), model._record.adapters
-    folder, everything = adapter_folder("load_adapter", filepath), _groups(model, session, weight_map)
-    merged = merged_weights(model, session)
+    built, adapters = model._with_weights(), model._record.adapters
+    folder, everything = adapter_folder("load_adapter", filepath), _groups(model, built, weight_map)
+    merged = merged_weights(model, built)
     here = None if adapters is None else {path: _scale(one, adapters.weights) for path, one in merged.items()}
     read: list[tuple[AdapterFiles, dict[str, Pair], Scales]] = []
 
@@ -159,7 +159,7 @@ def load_adapter(
     ((files, pairs, scales),) = read
     if adapters is None:
         enable_lora(model, **arguments_for(scales, files.dropout if dropout is None else dropout))
-        merged = merged_weights(model, session)
+        merged = merged_weights(model, built)
     forms = {form.path: form for group in everything for form in group.forms}
     for path, pair in pairs.items():
         for factor, value in zip(merged[path].factors, forms[path].from_file(*pair), strict=True):
@@ -236,10 +236,10 @@ def _scale(one: MergedWeight, weights: Scales) -> tuple[int, float]:
     return rank, one.layer.lora_alpha or rank
 
 
-def _groups(model: ModelBase, session: BuiltModel, weight_map: WeightMap | None) -> list[Group]:
+def _groups(model: ModelBase, built: BuiltModel, weight_map: WeightMap | None) -> list[Group]:
     """Return the form in files of each weight that LoRA can adapt, in groups of one module."""
-    candidates = {one.weight: one for one in candidates_in(session) if one.dims}
-    shapes = {path: session.cell.row(path).shape for path in candidates}
+    candidates = {one.weight: one for one in candidates_in(built) if one.dims}
+    shapes = {path: built.cell.row(path).shape for path in candidates}
     pieces, _ = (weight_map or model._map_of_base() or WeightMap()).pieces_of(shapes)
     found: list[Form] = []
     for path, one in candidates.items():

@@ -71,13 +71,13 @@ def enumerated(problems: Sequence[str]) -> str:
     return "; ".join(problems[:_LISTED]) + more
 
 
-def candidates_in(session: BuiltModel) -> list[Candidate]:
+def candidates_in(built: BuiltModel) -> list[Candidate]:
     """Return all layers of a model, or all parameters of a foreign module."""
-    return [*(_parameters(session) if session.cell.graph.is_foreign else _layers(session))]
+    return [*(_parameters(built) if built.cell.graph.is_foreign else _layers(built))]
 
 
-def _layers(session: BuiltModel) -> Iterator[Candidate]:
-    for path, layer in layers_below(session.model):
+def _layers(built: BuiltModel) -> Iterator[Candidate]:
+    for path, layer in layers_below(built.model):
         if isinstance(layer, LoraLayer):
             weight = f"{path}/{layer.lora_names[0]}".lstrip("/")
             dims = getattr(getattr(layer, layer.lora_names[0], None), "dim_names", ())
@@ -103,10 +103,10 @@ def _reason(layer: Adapted) -> str:
     return ""
 
 
-def _parameters(session: BuiltModel) -> Iterator[Candidate]:
-    graph = session.cell.graph
-    modules = {tree_paths.visible(path): node for path, node in nnx.iter_graph(session.model)}
-    for spec, parts, place in zip(graph.specs, graph.parts, positions_of(session.model, graph.parts), strict=True):
+def _parameters(built: BuiltModel) -> Iterator[Candidate]:
+    graph = built.cell.graph
+    modules = {tree_paths.visible(path): node for path, node in nnx.iter_graph(built.model)}
+    for spec, parts, place in zip(graph.specs, graph.parts, positions_of(built.model, graph.parts), strict=True):
         if spec.role != "parameter" or spec.factor_of is not None:
             continue
         name, owner = str(parts[-1]), modules.get(parts[:-1])
@@ -137,12 +137,12 @@ def _form_of(owner: Any, name: str, ndim: int) -> tuple[Kind, DimNames]:
     return kind, (*[LAYERS] * (ndim - len(names)), *names) if names else ()
 
 
-def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
+def chosen(built: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
     """Return the candidates that patterns match; raise one error for all patterns without a match, and all misfits."""
     rules = [layers] if isinstance(layers, str) else [*layers] if isinstance(layers, Iterable) else []
     if not rules or not all(isinstance(rule, str) for rule in rules):
         raise argument_error("layers", layers, "a regular expression for paths, or a list of them", example=".*/query")
-    candidates = candidates_in(session)
+    candidates = candidates_in(built)
     able = [name for one in candidates if not one.reason for name in one.names[:1]]
     found: dict[int, Candidate] = {}
     problems: list[str] = []
@@ -151,7 +151,7 @@ def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
         matches = [one for one in candidates if any(map(pattern.fullmatch, one.names))]
         found |= {id(one): one for one in matches}
         if not matches:
-            others = [row.path for row in session.cell.plan.rows if pattern.fullmatch(row.path)]
+            others = [row.path for row in built.cell.plan.rows if pattern.fullmatch(row.path)]
             hint = f"; LoRA does not adapt {others[0]!r}" if others else _hint(rule, able)
             problems.append(f"{rule!r} matches none{hint}")
     problems += [f"{one.names[0]!r}: {one.reason}" for one in found.values() if one.reason]
@@ -222,9 +222,9 @@ def enable_lora(
     rank = check_size("rank", rank)
     alpha = check_optional(check_number, "alpha", alpha, above=0)
     dropout = check_number("dropout", dropout, 0, below=1, example=0.05)
-    session = model._with_weights()
-    _check_free(model, session)
-    candidates = chosen(session, layers)
+    built = model._with_weights()
+    _check_free(model, built)
+    candidates = chosen(built, layers)
     if dropout and any(one.kind == "experts" for one in candidates):
         given, fix = f"dropout={dropout}", "dropout=0, as in peft; or choose other layers"
         raise ModelError("enable_lora: `dropout` is not available for experts", given=given, fix=fix)
@@ -233,18 +233,18 @@ def enable_lora(
     sizes = {one.weight: ranks.get(one.weight, rank) for one in candidates}
     scales = {path: (size, alphas.get(path, size if alpha is None else alpha)) for path, size in sizes.items()}
     factors = {path: Factors(*scale, splits_inputs=True, dropout=dropout) for path, scale in scales.items()}
-    if session.cell.graph.is_foreign:
+    if built.cell.graph.is_foreign:
         if dropout:
             given, fix = f"dropout={dropout}", "dropout=0; or nnx.Dropout in the module; or a model of layers"
             raise ModelError("enable_lora: `dropout` is not available for flax.nnx modules", given=given, fix=fix)
         kernels = {one.parts: (one.dims, factors[one.weight]) for one in candidates}
-        change_weights(session, {"": session.model}, functools.partial(add_factors, session.model, kernels), is_factor)
+        change_weights(built, {"": built.model}, functools.partial(add_factors, built.model, kernels), is_factor)
         frozen: tuple[Variable, ...] = ()
     else:
-        frozen = _freezable(session, candidates)
+        frozen = _freezable(built, candidates)
         adapted = {one.weight: one.layer for one in candidates if one.layer is not None}
         change = functools.partial(_adapt, adapted.values(), factors.values(), frozen)
-        change_weights(session, {"": session.model, **_owners(adapted)}, change)
+        change_weights(built, {"": built.model, **_owners(adapted)}, change)
     model._record.adapters = Adapters(scales, dropout, frozen)
 
 
@@ -295,11 +295,11 @@ def _adapt(layers: Iterable[Adapted], factors: Iterable[Factors], frozen: Iterab
         layer.adapt(one)
 
 
-def _freezable(session: BuiltModel, candidates: Iterable[Candidate]) -> tuple[Variable, ...]:
+def _freezable(built: BuiltModel, candidates: Iterable[Candidate]) -> tuple[Variable, ...]:
     """Return the trained weights but the adapted ones; raise for weights of a flax module, which have other owners."""
     adapted = {one.weight for one in candidates}
-    paths = [row.path for row in session.cell.plan.rows if session.is_trainable(row.path)]
-    held = {path: session.cell.held(path) for path in paths if path not in adapted}
+    paths = [row.path for row in built.cell.plan.rows if built.is_trainable(row.path)]
+    held = {path: built.cell.held(path) for path in paths if path not in adapted}
     foreign = [path for path, variable in held.items() if not isinstance(variable, Variable)]
     if foreign:
         given = f"trainable weights of flax modules: {', '.join(map(repr, foreign[:_LISTED]))}"
@@ -308,7 +308,7 @@ def _freezable(session: BuiltModel, candidates: Iterable[Candidate]) -> tuple[Va
     return tuple(held.values())
 
 
-def _check_free(model: ModelBase, session: BuiltModel) -> None:
+def _check_free(model: ModelBase, built: BuiltModel) -> None:
     if model._record.keras_model is not None:
         given = "a model that from_keras made"
         fix = "call enable_lora of Keras's layers before Model.from_keras"
@@ -317,8 +317,8 @@ def _check_free(model: ModelBase, session: BuiltModel) -> None:
         given = f"adapters of {len(model._record.adapters.weights)} weights"
         fix = "call model.merge_lora() first, or choose all layers in one call"
         raise ModelError("enable_lora: the model has adapters already", given=given, fix=fix)
-    if session.cell.graph.is_foreign and ROOT in vars(session.model):
-        given = f"a {type(session.model).__name__} with the attribute {ROOT!r}"
+    if built.cell.graph.is_foreign and ROOT in vars(built.model):
+        given = f"a {type(built.model).__name__} with the attribute {ROOT!r}"
         raise ModelError("enable_lora: the name of the factors is taken", given=given, fix="rename the attribute")
 
 
@@ -332,16 +332,16 @@ def merge_lora(model: ModelBase) -> None:
     Raises:
         ModelError: the model has no adapters, or is being trained.
     """
-    session, adapters = model._with_weights(), model._record.adapters
-    merged = merged_weights(model, session)
+    built, adapters = model._with_weights(), model._record.adapters
+    merged = merged_weights(model, built)
     if not merged:
         raise ModelError("merge_lora: the model has no adapters", fix="model.enable_lora(rank=8, layers='.*/query')")
     model._check_idle("merge_lora")
-    with session.cell.lock:
+    with built.cell.lock:
         for one in merged.values():
-            one.merge(session.cell)
+            one.merge(built.cell)
     layers = {one.path: one.layer for one in merged.values() if one.layer is not None}
-    merged_after = model._compile_config if int(session.cell.state.step) else None
+    merged_after = model._compile_config if int(built.cell.state.step) else None
 
     def remove() -> None:
         for layer in layers.values():
@@ -349,9 +349,9 @@ def merge_lora(model: ModelBase) -> None:
         for variable in () if adapters is None else adapters.frozen:
             variable.freeze(False)
 
-    change: Callable[[], None] = remove if layers else functools.partial(remove_factors, session.model)
+    change: Callable[[], None] = remove if layers else functools.partial(remove_factors, built.model)
     source = model._record.source
     trainable = None if source is None else source.trainable
-    change_weights(session, {"": session.model, **_owners(layers)}, change, trainable)
+    change_weights(built, {"": built.model, **_owners(layers)}, change, trainable)
     model._merged_after = merged_after
     model._record.adapters = None

@@ -119,8 +119,8 @@ def variables(model: ModelBase) -> list[Any]:
     """All variables: the weights and the states of random generators."""
     if _is_listed_by_layers(model):
         return model._with_states(model._weights_so_far())
-    session = model._with_weights()
-    return [*session.variables(), *session.generators()]
+    built = model._with_weights()
+    return [*built.variables(), *built.generators()]
 
 
 def weights(model: ModelBase) -> list[Any]:

@@ -162,10 +162,10 @@ def reduced(model: ModelBase, protocol: SupportsIndex = 4) -> tuple[Any, ...]:
         documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.identifier)
     state = None
     if model._built is not None or model._is_built:
-        session = model._with_weights()
+        built = model._with_weights()
         with model.at_rest():
-            arrays = [host_copy(array) for array in session.cell.arrays]
-        state = (session.seed, session.fits, dict(zip(names_of(session), arrays, strict=True)))
+            arrays = [host_copy(array) for array in built.cell.arrays]
+        state = (built.seed, built.fits, dict(zip(names_of(built), arrays, strict=True)))
     return _unpickled, (custom_objects, *documents, state, written(model._record.adapters))
 
 
@@ -185,18 +185,18 @@ def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, sta
             model.compile_from_config(compiled)
     if state is not None:
         seed, fits, values = state
-        session = model._with_weights()
+        built = model._with_weights()
         if lora:
             model.enable_lora(**lora)
-        session.use_seed(seed)
-        session.fits = fits
-        cell = session.cell
-        if missing := [name for name in names_of(session) if name not in values]:
+        built.use_seed(seed)
+        built.fits = fits
+        cell = built.cell
+        if missing := [name for name in names_of(built) if name not in values]:
             summary = f"a copy of model {model.name!r} that is made from its config has other weights"
             given = f"{', '.join(map(repr, missing[:6]))} in the copy, not in the model"
             fix = "let get_config and from_config of its layers describe all layers inside of them"
             raise ModelError(summary, given=given, fix=fix)
-        places = zip(names_of(session), cell.arrays, jax.tree.leaves(cell.state_plan.shardings), strict=True)
+        places = zip(names_of(built), cell.arrays, jax.tree.leaves(cell.state_plan.shardings), strict=True)
         cell.arrays = [place_copy(_like(array, values[name]), sharding) for name, array, sharding in places]
     return model
 

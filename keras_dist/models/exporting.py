@@ -80,12 +80,12 @@ def export(
     if batch_size is not None:
         check_batch_size(batch_size)
     wanted = (platforms,) if isinstance(platforms, str) else platforms
-    session = model._with_weights()
+    built = model._with_weights()
     structure, arrays = _signature(model, input_signature)
     shapes = [(batch_size, *shape[1:]) if shape and shape[0] is None else shape for shape, _ in arrays]
-    handles = {row.path: session.variable(row.path) for row in session.cell.plan.rows}
-    with session.cell.lock:
-        function, weights = _predict_of(session)
+    handles = {row.path: built.variable(row.path) for row in built.cell.plan.rows}
+    with built.cell.lock:
+        function, weights = _predict_of(built)
         lowered = Lowered(function, weights, structure, shapes, [dtype for _, dtype in arrays], wanted)
         names = leaf_paths(filled(structure, [np.zeros(())] * len(arrays)))
         outputs = filled(lowered.output_structure, list(lowered.program.out_avals))
@@ -135,12 +135,12 @@ def _array_of(spec: Any, default: Any) -> tuple[Dims, Any]:
 
 
 def _predict_of(
-    session: BuiltModel,
+    built: BuiltModel,
 ) -> tuple[Callable[[dict[str, jax.Array], PyTree], PyTree], dict[str, jax.ShapeDtypeStruct]]:
     """Return `predict` as a function of weights by path and inputs, on one device, and the shapes of the weights."""
-    cell, step = session.cell, int(session.cell.state.step)
+    cell, step = built.cell, int(built.cell.state.step)
     device = cell.mesh.backend_mesh.local_devices[0]
-    forward = dataclasses.replace(session.forward, distribution=DataParallel(devices=[device]).snapshot(), plan=None)
+    forward = dataclasses.replace(built.forward, distribution=DataParallel(devices=[device]).snapshot(), plan=None)
     paths = [row.path for row in cell.plan.rows]
     arrays = dict(zip(paths, cell.leaves(), strict=True))
     implementations = {path: jax.random.key_impl(array) for path, array in arrays.items() if is_key_dtype(array.dtype)}

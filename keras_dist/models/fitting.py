@@ -103,20 +103,20 @@ def fit(
     if validation is not None:
         validation = validation.repeatable(numbers)
     fit_arguments.find_layout(model, examples)
-    session = model._ready_to_train("fit", examples.source.x)
+    built = model._ready_to_train("fit", examples.source.x)
     if validation is not None:
-        session.check_measures("fit with validation")
-    shuffle_key = session.next_shuffle_key() if seed is None else (random.check_seed(seed),)
+        built.check_measures("fit with validation")
+    shuffle_key = built.next_shuffle_key() if seed is None else (random.check_seed(seed),)
     hooks = fit_arguments.callback_list(model, callbacks, verbose, examples, numbers.stop, add_history=True)
     model._record.history = hooks.history
-    processes = 1 if session.distribution.auto_shard_dataset else process_count()
+    processes = 1 if built.distribution.auto_shard_dataset else process_count()
     model._record.batch = fit_arguments.shapes_of_batch(examples, processes)
     facts = {"class_weight": None if class_weight is None else sorted(class_weight.items())}
-    with session.cell.training(), each_warning_once():
-        hooks.history.timing = session.trainer.fit(
+    with built.cell.training(), each_warning_once():
+        hooks.history.timing = built.step_runner.fit(
             examples, numbers, shuffle_key if shuffle else None, validation, hooks, facts
         )
-    session.warn_of_trainable()
+    built.warn_of_trainable()
     return hooks.history
 
 
@@ -166,12 +166,12 @@ def evaluate(
     """
     model._check_compiled("evaluate")
     examples = fit_arguments.batching(fit_arguments.source(model, x, y, sample_weight), batch_size, steps)
-    session = _on_its_mesh(model, "evaluate", examples.source.x)
-    session.check_measures("evaluate")
-    draw = session.next_draw(fit_arguments.checked_seed(model, "test", seed))
+    built = _on_its_mesh(model, "evaluate", examples.source.x)
+    built.check_measures("evaluate")
+    draw = built.next_draw(fit_arguments.checked_seed(model, "test", seed))
     hooks = fit_arguments.callback_list(model, callbacks, verbose, examples)
     with each_warning_once():
-        values = session.trainer.evaluate(examples, hooks, draw)
+        values = built.step_runner.evaluate(examples, hooks, draw)
     return fit_arguments.keras_result(model, "evaluate", values, return_dict)
 
 
@@ -241,10 +241,10 @@ def predict(
         check_callable("call", call, "module, x, training, rngs")
     check_option("local", local, (False, True))
     examples = fit_arguments.batching(fit_arguments.source(model, x, only_inputs=True), batch_size, steps)
-    session = _on_its_mesh(model, "predict", examples.source.x)
-    draw = session.next_draw(fit_arguments.checked_seed(model, "predict", seed, call))
+    built = _on_its_mesh(model, "predict", examples.source.x)
+    draw = built.next_draw(fit_arguments.checked_seed(model, "predict", seed, call))
     hooks = fit_arguments.callback_list(model, callbacks, verbose, examples)
-    return session.trainer.predict(examples, hooks, draw, call, local)
+    return built.step_runner.predict(examples, hooks, draw, call, local)
 
 
 @names_unknown_keywords
@@ -269,10 +269,10 @@ def train_on_batch(
     Differs from Keras: values are for this batch, not means since the last `reset_metrics`.
     """
     x, y, sample_weight = fit_arguments.arrays_of_batch(model, x, y, sample_weight)
-    session = model._ready_to_train("train_on_batch", x)
+    built = model._ready_to_train("train_on_batch", x)
     source = fit_arguments.weighted_by_class(ArraySource(x, y, sample_weight), class_weight)
-    with session.cell.training():
-        values = session.trainer.train_batch(source)
+    with built.cell.training():
+        values = built.step_runner.train_batch(source)
     return fit_arguments.keras_result(model, "train_on_batch", values, return_dict)
 
 
@@ -283,9 +283,9 @@ def test_on_batch(
     """Compute the loss and the metrics of a batch; see `evaluate`."""
     x, y, sample_weight = fit_arguments.arrays_of_batch(model, x, y, sample_weight)
     model._check_compiled("test_on_batch")
-    session = _on_its_mesh(model, "test_on_batch", x)
-    session.check_measures("test_on_batch")
-    values = session.trainer.test_batch(ArraySource(x, y, sample_weight), session.next_draw())
+    built = _on_its_mesh(model, "test_on_batch", x)
+    built.check_measures("test_on_batch")
+    values = built.step_runner.test_batch(ArraySource(x, y, sample_weight), built.next_draw())
     return fit_arguments.keras_result(model, "test_on_batch", values, return_dict)
 
 
@@ -294,8 +294,8 @@ def predict_on_batch(model: ModelBase, x: Any, *, local: bool = False) -> PyTree
     """Return the outputs for a batch; see `predict`."""
     check_option("local", local, (False, True))
     x, _, _ = fit_arguments.arrays_of_batch(model, x, only_inputs=True)
-    session = _on_its_mesh(model, "predict_on_batch", x)
-    return session.trainer.predict_batch(ArraySource(x), session.next_draw(), local)
+    built = _on_its_mesh(model, "predict_on_batch", x)
+    return built.step_runner.predict_batch(ArraySource(x), built.next_draw(), local)
 
 
 def lower_train_step(model: ModelBase, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> jax.stages.Lowered:
@@ -305,31 +305,31 @@ def lower_train_step(model: ModelBase, x: Any, y: PyTree = None, sample_weight: 
         ModelError: the model is not compiled.
     """
     x, y, sample_weight = fit_arguments.arrays_of_batch(model, x, y, sample_weight)
-    return model._compiled("lower_train_step", x).trainer.lower_train(ArraySource(x, y, sample_weight))
+    return model._compiled("lower_train_step", x).step_runner.lower_train(ArraySource(x, y, sample_weight))
 
 
 def _on_its_mesh(model: ModelBase, method: str, x: Any) -> BuiltModel:
     """Return the built model; raise if it is on one device, and the current distribution is another one."""
-    session = model._with_weights(x)
-    if session.cell.mesh.size == 1:
-        session.check_current_distribution(method)
-    return session
+    built = model._with_weights(x)
+    if built.cell.mesh.size == 1:
+        built.check_current_distribution(method)
+    return built
 
 
 def ready_to_train(model: ModelBase, method: str, x: Any) -> BuiltModel:
     """Return the built model before training; warn of changes that training does not follow."""
-    session, before = model._compiled(method, x), model._merged_after
-    session.check_current_distribution(method)
-    session.warn_of_trainable()
-    if before is not None and before is model._compile_config and not any(_steps_taken(model, session)):
+    built, before = model._compiled(method, x), model._merged_after
+    built.check_current_distribution(method)
+    built.warn_of_trainable()
+    if before is not None and before is model._compile_config and not any(_steps_taken(model, built)):
         way = "`optimizer.iterations.assign(steps)` before it continues a schedule of its learning rate"
         warn(f"{method}: the optimizer starts again without its state, since merge_lora; {way}")
     model._merged_after = None
-    return session
+    return built
 
 
-def _steps_taken(model: ModelBase, session: BuiltModel) -> list[int]:
-    return [int(getattr(one, "iterations", session.cell.state.step)) for one in model.optimizers.values()]
+def _steps_taken(model: ModelBase, built: BuiltModel) -> list[int]:
+    return [int(getattr(one, "iterations", built.cell.state.step)) for one in model.optimizers.values()]
 
 
 def stop_flag(mode: Mode, method: str) -> Any:
@@ -337,7 +337,7 @@ def stop_flag(mode: Mode, method: str) -> Any:
 
     def stops_of(model: Any) -> set[Mode]:
         # without weights, callbacks that are called by hand have set it
-        return model._record.stops if model._built is None else model._built.trainer.stops
+        return model._record.stops if model._built is None else model._built.step_runner.stops
 
     def get(self: Any) -> bool:
         return mode in stops_of(self)

@@ -11,7 +11,7 @@ from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.model_base import ModelBase
-from keras_dist.models.model_record import ModuleSource, adopt
+from keras_dist.models.model_record import ModuleSource, held_on_host
 from keras_dist.training.graph import Trainable
 from keras_dist.training.step import ModuleCall
 
@@ -87,7 +87,7 @@ def from_keras(cls: type[Made], model: Any, *, seed: int | None = None) -> Made:
         ModelError: `model` is not a Keras model, runs on another backend, is not built, or has a distribution of
             Keras.
     """
-    source = adopt(model)
+    source = held_on_host(model)
     made = cls(name=model.name, dtype=model.dtype_policy.name)
     made._has_module = True
     made._record.source = ModuleSource.of_keras(source, seed)

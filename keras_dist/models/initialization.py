@@ -70,10 +70,10 @@ def with_weights(model: ModelBase, *args: Any, **kwargs: Any) -> BuiltModel:
         if record.source is None:
             inputs = None if model._graph is None else ((model._graph.on_devices.inputs,), {})
             return create_weights(model, *(inputs or _symbols_of_call(model, args, kwargs)))
-        record.session = record.source.session(record.made_under or current_distribution())
+        record.built = record.source.build(record.made_under or current_distribution())
         if record.choices is not None:
-            record.session.compile(record.choices)
-        return record.session
+            record.built.compile(record.choices)
+        return record.built
 
 
 def build_for(model: ModelBase, tensors: PyTree) -> None:
@@ -123,7 +123,7 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
     places = positions_of(model, graph.parts)
     for _, layer in layers_below(model):
         layer._is_built = layer._is_built or _is_model(layer)
-    before = record.session_before
+    before = record.built_before
     if before is not None:
         before.cell.leave()
 
@@ -143,18 +143,18 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
 
     plan_arrays(model, places, plan, seed)
     cell = StateCell(graph, plan, places, f"model {model.name!r}", None if plan.mesh.is_abstract else creation)
-    session = BuiltModel(cell, None, distribution, seed, model, None, _compute_loss)
-    session.settle_layers()
-    settle(model, before, session)
-    session.trainability = TrainableFlags(model, graph.specs)
-    session.stated = session.trainability.stated()
-    record.session, record.session_before, record.made_under = session, None, chosen
+    built = BuiltModel(cell, None, distribution, seed, model, None, _compute_loss)
+    built.label_variables()
+    register_layers(model, before, built)
+    built.trainability = TrainableFlags(model, graph.specs)
+    built.stated = built.trainability.stated()
+    record.built, record.built_before, record.made_under = built, None, chosen
     record.built_for = args[0] if len(args) == 1 and not kwargs else None
     record.built_by_name = {} if record.built_for is not None else _tensors_by_name(model, args, kwargs)
     if record.choices is not None:
-        session.compile(record.choices)
+        built.compile(record.choices)
     model._after_creation(args, kwargs)
-    return session
+    return built
 
 
 def plan_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: LayoutPlan, seed: int) -> None:
@@ -288,7 +288,7 @@ def _built_before(model: ModelBase) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for path, layer in layers_below(model):
         membership: Any = layer._record.membership
-        is_own = membership is not None and membership.session is model._record.session_before
+        is_own = membership is not None and membership.built is model._record.built_before
         if layer is not model and not is_own and layer._is_built and not layer._record.built_for_shapes:
             found[path] = layer.name if membership is None or not membership.prefix else None
     return found
@@ -310,7 +310,7 @@ def _build_uncalled(copy: nnx.Module) -> None:
 
 def _check_meshes(model: ModelBase, plan: LayoutPlan) -> None:
     """Check that variables shared with other models are on the mesh of this model."""
-    before = model._record.session_before
+    before = model._record.built_before
     for parts, variable in walk(model):
         cells = variable.keepers if isinstance(variable, Lendable) else []
         cells = [cell for cell in cells if before is None or cell is not before.cell]
@@ -329,7 +329,7 @@ def _distribution_of_shared(model: ModelBase) -> Distribution | None:
     if any(_made_under(layer) is not None for layer in layers):
         return None  # for `_check_inner_models`
     memberships: Any = (layer._record.membership for layer in layers)
-    return next((membership.session.distribution for membership in memberships if membership is not None), None)
+    return next((membership.built.distribution for membership in memberships if membership is not None), None)
 
 
 def _made_under(layer: Layer) -> Distribution | None:
@@ -397,24 +397,24 @@ def _tensor_for_batch(value: Any) -> Any:
 class ModelMembership:
     """The model of a layer, and the path of the layer in it."""
 
-    session: BuiltModel
+    built: BuiltModel
     prefix: str
 
     def handle(self, variable: nnx.Variable) -> Any:
         """Return the view of a foreign variable."""
-        path = self.session.cell.path_of(variable)
-        return variable if path is None else self.session.variable(path)
+        path = self.built.cell.path_of(variable)
+        return variable if path is None else self.built.variable(path)
 
     def add_weights(self, layer: Layer, change: Callable[[], None]) -> None:
         """Let `change`, such as LoRA, add or replace weights of the layer, and update the model."""
-        change_weights(self.session, {self.prefix: layer}, change)
+        change_weights(self.built, {self.prefix: layer}, change)
 
 
 def change_weights(
-    session: BuiltModel, modules: Mapping[str, nnx.Module], change: Callable[[], None], trainable: Trainable = None
+    built: BuiltModel, modules: Mapping[str, nnx.Module], change: Callable[[], None], trainable: Trainable = None
 ) -> None:
     """Let `change` add, replace or remove weights of these modules, by path, and update the model; all or nothing."""
-    cell, name = session.cell, " ".join(modules)
+    cell, name = built.cell, " ".join(modules)
     rows = (row for row in cell.plan.rows if not modules.keys().isdisjoint(prefixes(row.path)))
     variables = [(row.path, cell.held(row.path)) for row in rows]
     shared = [path for path, variable in variables if isinstance(variable, Lendable) and len(variable.keepers) > 1]
@@ -423,7 +423,7 @@ def change_weights(
         fix = "do it before the second model is made" if shared else "do it after fit has ended"
         which = "the model" if "" in modules else f"layer {name!r}"
         raise ModelError(f"cannot change the weights of {which} now", given=given, fix=fix)
-    seed = np.uint32((session.seed + zlib.crc32(name.encode())) % 2**32)  # distinct for each layer
+    seed = np.uint32((built.seed + zlib.crc32(name.encode())) % 2**32)  # distinct for each layer
     with contextlib.ExitStack() as undo:
         for module in modules.values():
             undo.enter_context(undone_on_error(module))
@@ -431,17 +431,17 @@ def change_weights(
         with _outside_of_models(modules.values()), random.key_stream(jax.random.key(seed)), created:
             change()
         with shapes_only():
-            graph, _ = split_module(session.model, trainable, needs_values=False)
-        names = keras_paths(session.model).weights
+            graph, _ = split_module(built.model, trainable, needs_values=False)
+        names = keras_paths(built.model).weights
         names |= {spec.path: spec.keras_path or spec.path for spec in cell.graph.specs}
         specs = with_keras_paths(graph.specs, names)
         graph = dataclasses.replace(graph, specs=specs, module_paths=cell.graph.module_paths)
-        plan = session.distribution.plan_variables(graph.specs, graph.treedef)
-        places = positions_of(session.model, graph.parts)
-        plan_arrays(session.model, places, plan, int(seed))
+        plan = built.distribution.plan_variables(graph.specs, graph.treedef)
+        places = positions_of(built.model, graph.parts)
+        plan_arrays(built.model, places, plan, int(seed))
         if not plan.mesh.is_abstract:
             create_arrays(places, plan.mesh)
-    session.extend(graph, plan)
+    built.extend(graph, plan)
 
 
 @contextlib.contextmanager
@@ -458,10 +458,10 @@ def _outside_of_models(modules: Iterable[nnx.Module]) -> Iterator[None]:
             record.membership = membership
 
 
-def settle(model: Layer, before: BuiltModel | None, session: BuiltModel) -> None:
+def register_layers(model: Layer, before: BuiltModel | None, built: BuiltModel) -> None:
     """Register the model with its layers, except layers of another model."""
     for path, layer in layers_below(model):
         record: Any = layer._record
         membership = record.membership
-        if membership is None or membership.session is before:
-            record.membership = ModelMembership(session, path)
+        if membership is None or membership.built is before:
+            record.membership = ModelMembership(built, path)

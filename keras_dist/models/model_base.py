@@ -46,7 +46,7 @@ class ModelBase(Layer):
 
     @property
     def _built(self) -> BuiltModel | None:
-        return self._record.session
+        return self._record.built
 
     @property
     def _compile_config(self) -> CompileConfig | None:

@@ -133,8 +133,8 @@ class KerasModel:
         _set(self.places[tuple(path.split("/"))], value)
 
 
-def adopt(model: Any) -> KerasModel:
-    """Adopt a Keras model object; its variables then hold host copies, so that no device holds a whole one."""
+def held_on_host(model: Any) -> KerasModel:
+    """Let the variables of a Keras model object hold copies on the host, so that no device holds a whole one."""
     _check(model)
     for variable in model.variables:
         _set(variable, np.array(variable.value))
@@ -264,7 +264,7 @@ class ModuleSource:
         seed = random.current_seed() if self.seed is None else self.seed
         return Forward(graph, self.call, distribution_now(found), seed, self.compute_loss, precision=precision)
 
-    def session(self, asked: Distribution | None) -> BuiltModel:
+    def build(self, asked: Distribution | None) -> BuiltModel:
         """Create the weights under a distribution, by default on the first device."""
         check_not_forked()
         if asked is not None and asked.is_searched:
@@ -333,7 +333,7 @@ class Adapters:
 class ModelRecord(LayerRecord):
     """State of a model outside of its NNX graph."""
 
-    session: BuiltModel | None = None  # arrays and steps; None before the weights are created
+    built: BuiltModel | None = None  # arrays and steps; None before the weights are created
     source: ModuleSource | None = None  # of a `from_nnx` or `from_keras` model
     choices: CompileConfig | None = None
     history: History | None = None  # of the last `fit`
@@ -346,6 +346,6 @@ class ModelRecord(LayerRecord):
     seen: tuple[Any, Any] | None = None  # symbolic input and output of a `Sequential` without `Input`
     keras_model: KerasModel | None = None  # of a `from_keras` model
     losses_given: list[Any] | None = None  # value of `losses` while a loss is computed from values of variables
-    stops: set[Mode] = dataclasses.field(default_factory=set[Mode])  # set by callbacks before there is a session
+    stops: set[Mode] = dataclasses.field(default_factory=set[Mode])  # set by callbacks before there are weights
     adapters: Adapters | None = None  # of `enable_lora`
-    session_before: BuiltModel | None = None  # of a `Sequential` before layers were added or removed
+    built_before: BuiltModel | None = None  # of a `Sequential` before layers were added or removed

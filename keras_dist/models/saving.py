@@ -93,15 +93,15 @@ def save_weights(
     Differs from Keras: `filepath` is the same with and without `max_shard_size`, and a weight may be larger;
     `weight_map`, `dtype` and `config`.
     """
-    path, session = path_of_keras("save_weights", filepath), model._with_weights()
+    path, built = path_of_keras("save_weights", filepath), model._with_weights()
     check_fits_form(path, filepath, objects_to_skip)
     if path is None:
-        merged = merged_weights(model, session)
+        merged = merged_weights(model, built)
         form = (weight_map, dtype, config)
-        weights_files.save_weights(session, model.weights, filepath, overwrite, max_shard_size, merged, *form)
+        weights_files.save_weights(built, model.weights, filepath, overwrite, max_shard_size, merged, *form)
     else:
         weights_files.check_no_map("save_weights", path, weight_map, dtype=dtype, config=config)
-        save_h5_weights(model, session, path, overwrite, checked_size(max_shard_size), objects_to_skip or ())
+        save_h5_weights(model, built, path, overwrite, checked_size(max_shard_size), objects_to_skip or ())
 
 
 @names_unknown_keywords
@@ -157,15 +157,15 @@ def load_weights(
     Differs from Keras: `weight_map`.
     """
     strict = strict and not skip_mismatch
-    path, session = path_of_keras("load_weights", filepath), model._with_weights()
+    path, built = path_of_keras("load_weights", filepath), model._with_weights()
     check_fits_form(path, filepath, objects_to_skip)
     if path is None:
-        options = (strict, weight_map, merged_weights(model, session))
+        options = (strict, weight_map, merged_weights(model, built))
         with explaining_missing("load_weights", filepath):
-            return retried(lambda: weights_files.load_weights(model.name, session, model.weights, filepath, *options))
+            return retried(lambda: weights_files.load_weights(model.name, built, model.weights, filepath, *options))
     weights_files.check_no_map("load_weights", path, weight_map)
     with explaining_missing("load_weights", filepath):
-        return load_h5_weights(model, session, path, strict, objects_to_skip or ())
+        return load_h5_weights(model, built, path, strict, objects_to_skip or ())
 
 
 def save(
@@ -220,11 +220,11 @@ def save(
         fix = "merge_lora() first; or save to a folder; or save_adapter, which saves the adapters alone"
         raise ModelError("save: files of Keras cannot hold adapters", given=f"{str(path)!r}", fix=fix)
     if form == "folder":
-        session = model._with_weights()
-        model_state.save_folder(session, describing.documents_of(model), path, overwrite)
+        built = model._with_weights()
+        model_state.save_folder(built, describing.documents_of(model), path, overwrite)
         return
-    description, session = describing.described(model), model._with_weights()
-    save_keras(model, session, description, path, overwrite, form == "keras")
+    description, built = describing.described(model), model._with_weights()
+    save_keras(model, built, description, path, overwrite, form == "keras")
 
 
 def snapshot(model: ModelBase, *, with_config: bool = False) -> Snapshot:
@@ -240,9 +240,9 @@ def snapshot(model: ModelBase, *, with_config: bool = False) -> Snapshot:
         ModelError: the weights do not exist yet; or `fit` runs in another thread, and its position is known only
             in its callbacks.
     """
-    session = model._with_weights()
+    built = model._with_weights()
     documents = describing.documents_of(model) if check_flag("with_config", with_config) else {}
-    return model_state.snapshot(session, session.trainer.progress, documents)
+    return model_state.snapshot(built, built.step_runner.progress, documents)
 
 
 @contextlib.contextmanager

@@ -255,10 +255,10 @@ class Sequential(Model):
     def _arrange(self, layers: list[Layer], output: PyTree, nodes: Sequence[Node]) -> None:
         """Replace the layers, and if the input is known, the calls that lead to `output`."""
         record = self._record
-        if record.session is not None:
-            record.session.release_optimizers()
-            record.session_before = record.session
-        record.session = record.membership = record.built_for = record.seen = None
+        if record.built is not None:
+            record.built.release_optimizers()
+            record.built_before = record.built
+        record.built = record.membership = record.built_for = record.seen = None
         self._is_built = False
         starts = input_layers(record.start)
         members = name_members([*starts, *{id(layer): layer for layer in layers}.values()])

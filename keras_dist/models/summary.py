@@ -38,17 +38,17 @@ def summary_parts(
         rows = [dataclasses.replace(row, rule="until fit finds one") for row in plan.rows]
         title = f"Model on mesh {plan.mesh.describe()}, for which AutoParallel has no layout yet"
         return [_variable_table(rows, title)]
-    session = model._built if model._graph is None else model._with_weights()
-    if session is None or model._may_add_losses:
-        table = layer_table(model, session, expand_nested, show_trainable, layer_range)
+    built = model._built if model._graph is None else model._with_weights()
+    if built is None or model._may_add_losses:
+        table = layer_table(model, built, expand_nested, show_trainable, layer_range)
     else:
-        plan = session.cell.plan
+        plan = built.cell.plan
         table = _variable_table(plan.rows, f"Model on mesh {plan.mesh.describe()}")
         table.rows += [
             (each.name, "", "", "", "input" if each.module is None else "activation", each.layout, each.rule, "", "")
-            for each in ruled_activations(session)
+            for each in ruled_activations(built)
         ]
-    return [table] if session is None else [table, *_totals(model, session)]
+    return [table] if built is None else [table, *_totals(model, built)]
 
 
 def _variable_table(rows: Sequence[Row], title: str) -> Table:
@@ -62,11 +62,11 @@ def _variable_table(rows: Sequence[Row], title: str) -> Table:
     return table
 
 
-def _totals(model: ModelBase, session: BuiltModel) -> Iterator[str]:
+def _totals(model: ModelBase, built: BuiltModel) -> Iterator[str]:
     """Yield the lines of totals, Keras's lines first; unlike Keras, the first is without the optimizer."""
-    cell = session.cell
-    trained = {session.path_of(weight) for weight in model.trainable_weights}
-    rows = (cell.row(session.path_of(variable)) for variable in session.variables())
+    cell = built.cell
+    trained = {built.path_of(weight) for weight in model.trainable_weights}
+    rows = (cell.row(built.path_of(variable)) for variable in built.variables())
     weights = [row for row in rows if row.role in PLANNED_BY_RULE]
     known, state = {row.path for row in weights}, cell.state_plan.rows
     groups: dict[str, list[Row]] = {
@@ -77,7 +77,7 @@ def _totals(model: ModelBase, session: BuiltModel) -> Iterator[str]:
         "Counters and random states": [row for row in state if row.role != "slot" and row.path not in known],
         "Whole training state": list(state),
     }
-    if session.choices is None:
+    if built.choices is None:
         del groups["Optimizer params"]
     for label, rows in groups.items():
         memory = "".join({f" in {row.memory_kind}": None for row in rows if row.memory_kind})
@@ -88,21 +88,21 @@ def _totals(model: ModelBase, session: BuiltModel) -> Iterator[str]:
 
 def layer_table(
     model: ModelBase,
-    session: BuiltModel | None,
+    built: BuiltModel | None,
     expand_nested: bool = False,
     show_trainable: bool = False,
     layer_range: Sequence[str] | None = None,
 ) -> Table:
     """Return the table of all layers with output shapes and variables."""
     entries = list(_entries(model))
-    arrays = _Arrays(model, session, expand_nested)
+    arrays = _Arrays(model, built, expand_nested)
     if layer_range is None:
         lines = [*(line for entry in entries for line in arrays.of_entry(entry)), *arrays.of_rest(model, entries)]
     else:
         lines = [line for entry in _between(layer_range, entries) for line in arrays.of_entry(entry)]
     headers = [*_HEADERS]
     headers[3:3] = ["connected to"] * any("connected to" in line for line in lines) + ["trainable"] * show_trainable
-    where = "" if session is None else f" on mesh {session.cell.mesh.describe()}"
+    where = "" if built is None else f" on mesh {built.cell.mesh.describe()}"
     return Table(
         f'Model: "{model.name}"{where}',
         headers,
@@ -127,11 +127,11 @@ class Ruled:
     rule: str
 
 
-def ruled_activations(session: BuiltModel) -> list[Ruled]:
+def ruled_activations(built: BuiltModel) -> list[Ruled]:
     """Return the activations with a layout rule, in the order of submodules, then inputs."""
-    distribution, found = session.distribution, dict[str, Ruled]()
+    distribution, found = built.distribution, dict[str, Ruled]()
     rules = distribution.layout_map
-    for _, paths in named_submodules(session.cell.graph.described()):
+    for _, paths in named_submodules(built.cell.graph.described()):
         for name in map(output_name, paths):
             layout = distribution.get_tensor_layout(name)
             if layout is not None:
@@ -206,15 +206,15 @@ def _between(layer_range: Sequence[str], entries: list[_Entry]) -> list[_Entry]:
 class _Arrays:
     """The lines of a table for the variables of a model."""
 
-    def __init__(self, model: ModelBase, session: BuiltModel | None, expand_nested: bool) -> None:
-        self._built = session
+    def __init__(self, model: ModelBase, built: BuiltModel | None, expand_nested: bool) -> None:
+        self._built = built
         self._expand_nested = expand_nested
         self._paths = {id(layer): path for path, layer in layers_below(model)}
-        rows = () if session is None else session.cell.plan.rows
+        rows = () if built is None else built.cell.plan.rows
         self._rows_by_prefix = by_prefix(rows, lambda row: (row.path,))
-        activations = [] if session is None else ruled_activations(session)
+        activations = [] if built is None else ruled_activations(built)
         self._activations = by_prefix(activations, lambda each: (each.module or "",))
-        self._trained = set() if session is None else {session.path_of(weight) for weight in model.trainable_weights}
+        self._trained = set() if built is None else {built.path_of(weight) for weight in model.trainable_weights}
 
     def of_entry(self, entry: _Entry, depth: int = 0) -> Iterator[_Line]:
         """Yield the line of a layer, then lines of its variables or inner layers."""

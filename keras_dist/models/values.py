@@ -36,8 +36,8 @@ def merge(model: ModelBase, trainable: PyTree, rest: PyTree) -> Any:
 
     Under a mixed policy it casts as in the model's steps.
     """
-    session = model._with_weights()
-    module, precision = session.cell.graph.merge(trainable, rest), session.forward.precision
+    built = model._with_weights()
+    module, precision = built.cell.graph.merge(trainable, rest), built.forward.precision
     if precision is not None:
         follow(precision, module)
     return module
@@ -69,12 +69,12 @@ def stateless_call(
     Raises:
         ModelError: the lists of values and variables have different lengths.
     """
-    session = model._with_weights(*args, **kwargs)
+    built = model._with_weights(*args, **kwargs)
     if isinstance(trainable, list | tuple):
         listed = (model.trainable_variables, model.non_trainable_variables)
-        outputs, rest, losses = session.listed_call(model.name, listed, (trainable, rest), args, kwargs)
+        outputs, rest, losses = built.listed_call(model.name, listed, (trainable, rest), args, kwargs)
     else:
-        outputs, rest, losses = session.stateless_call(trainable, rest, args, kwargs)
+        outputs, rest, losses = built.stateless_call(trainable, rest, args, kwargs)
     return (outputs, rest, losses) if return_losses else (outputs, rest)
 
 
@@ -89,5 +89,5 @@ def apply_gradients(model: ModelBase, state: TrainState, grads: PyTree, optimize
     Raises:
         ModelError: the optimizer does not exist, or gradients are missing.
     """
-    session = model._compiled("apply_gradients")
-    return optimization.apply_gradients(state, session.optimizers, session.forward.scattered(grads), optimizer)
+    built = model._compiled("apply_gradients")
+    return optimization.apply_gradients(state, built.optimizers, built.forward.scattered(grads), optimizer)

@@ -199,9 +199,9 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     cell.add_slots(choices.optimizers, choices.options.slot_memory)
     options = {"pads": choices.options.pads, "micro_batches": choices.options.micro_batches}
     forward = dataclasses.replace(forward, plan=plan, tables=choices.tables, **options)
-    trainer = StepRunner(cell, forward, choices)
+    step_runner = StepRunner(cell, forward, choices)
     with naming_scopes(), kernels_noted() as kernels, pipelines_noted() as pipelines:
-        lowered = trainer.lower_train(source)
+        lowered = step_runner.lower_train(source)
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)
     rows = batch.rows[0].shape[0]
     if rows != source.length:
