@@ -143,7 +143,7 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
 
     plan_arrays(model, places, plan, seed)
     cell = StateCell(graph, plan, places, f"model {model.name!r}", None if plan.mesh.is_abstract else creation)
-    built = BuiltModel(cell, None, distribution, seed, model, None, _compute_loss)
+    built = BuiltModel(cell=cell, distribution=distribution, seed=seed, model=model, compute_loss=_compute_loss)
     built.label_variables()
     register_layers(model, before, built)
     built.trainability = TrainableFlags(model, graph.specs)
@@ -366,7 +366,13 @@ def forward_of(model: ModelBase, x: PyTree, distribution: Distribution | None) -
         return dataclasses.replace(model._record.source.forward(asked), remat=remat)
     arguments = _symbols_of_call(model, (x,), {}) if model._graph is None else ((model._graph.on_devices.inputs,), {})
     described = described_model(model, arguments, asked)
-    return Forward(described.graph, None, described.distribution, random.current_seed(), _compute_loss, remat)
+    return Forward(
+        graph=described.graph,
+        distribution=described.distribution,
+        seed=random.current_seed(),
+        compute_loss=_compute_loss,
+        remat=remat,
+    )
 
 
 def plan_before_search(model: ModelBase) -> LayoutPlan | None:

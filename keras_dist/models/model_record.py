@@ -262,7 +262,14 @@ class ModuleSource:
         graph, _, found = self._traced(asked, needs_values=False)
         precision = self._precision
         seed = random.current_seed() if self.seed is None else self.seed
-        return Forward(graph, self.call, distribution_now(found), seed, self.compute_loss, precision=precision)
+        return Forward(
+            graph=graph,
+            call=self.call,
+            distribution=distribution_now(found),
+            seed=seed,
+            compute_loss=self.compute_loss,
+            precision=precision,
+        )
 
     def build(self, asked: Distribution | None) -> BuiltModel:
         """Create the weights under a distribution, by default on the first device."""
@@ -288,7 +295,14 @@ class ModuleSource:
             state = initial_state(plan, state_or_init, seed)
         cell, module = StateCell.of_own_module(graph, plan, state)
         return BuiltModel(
-            cell, self.call, distribution, seed, module, self.order, self.compute_loss, precision=self._precision
+            cell=cell,
+            call=self.call,
+            distribution=distribution,
+            seed=seed,
+            model=module,
+            order=self.order,
+            compute_loss=self.compute_loss,
+            precision=self._precision,
         )
 
     @property

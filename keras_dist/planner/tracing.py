@@ -186,7 +186,8 @@ def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tupl
         summary = "the planner needs a keras_dist.Model, a flax.nnx.Module, or factory() or factory(rngs=rngs)"
         fix = "for example kd.plan(lambda: kd.Sequential([...]), batch, distribution)"
         raise ModelError(summary, given=with_type(given), fix=fix)
-    return Forward(graph, None, placed, 0, precision=precision_of_modules(dtype_policy())), CompileConfig()
+    precision = precision_of_modules(dtype_policy())
+    return Forward(graph=graph, distribution=placed, seed=0, precision=precision), CompileConfig()
 
 
 def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, optimizer: Any, loss: Any) -> StepProgram:

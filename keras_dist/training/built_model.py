@@ -39,11 +39,12 @@ class BuiltModel(BuiltModule):
 
     def __init__(
         self,
+        *,
         cell: StateCell,
-        call: ModuleCall | None,
         distribution: Distribution,
         seed: int,
         model: nnx.Module,
+        call: ModuleCall | None = None,
         order: Sequence[str] | None = None,  # paths of the weights in the order of `model.weights`
         compute_loss: Callable[..., Any] | None = None,
         precision: DTypePolicy | None = None,
@@ -64,17 +65,17 @@ class BuiltModel(BuiltModule):
         self.distribution = distribution
         choices = self.choices or CompileConfig()
         self.forward = Forward(
-            self.cell.graph,
-            self._call,
-            distribution,
-            self.seed,
-            self._compute_loss,
-            choices.remat,
-            self.cell.plan,
-            self._precision,
-            choices.options.pads,
-            choices.options.micro_batches,
-            choices.tables,
+            graph=self.cell.graph,
+            call=self._call,
+            distribution=distribution,
+            seed=self.seed,
+            compute_loss=self._compute_loss,
+            remat=choices.remat,
+            plan=self.cell.plan,
+            precision=self._precision,
+            pads=choices.options.pads,
+            micro_batches=choices.options.micro_batches,
+            tables=choices.tables,
         )
         self._programs.clear()
         self.step_runner = StepRunner(self.cell, self.forward, self.choices)
