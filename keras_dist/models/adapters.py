@@ -24,9 +24,9 @@ from keras_dist.formats.lora_weights import merged_weights
 from keras_dist.layers import Embedding, Layer, MixtureOfExperts
 from keras_dist.layers.base.lora import Adapted, Factors, LoraLayer, owner_of
 from keras_dist.layers.convolutional.convolution import BaseConvolution
-from keras_dist.models.initialization import change_weights
 from keras_dist.models.model_base import ModelBase
 from keras_dist.models.model_record import Adapters
+from keras_dist.models.weight_changes import change_weights
 from keras_dist.training.adapters import ROOT, add_factors, is_factor, remove_factors
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import compile_rule, positions_of
@@ -238,13 +238,13 @@ def enable_lora(
             given, fix = f"dropout={dropout}", "dropout=0; or nnx.Dropout in the module; or a model of layers"
             raise ModelError("enable_lora: `dropout` is not available for flax.nnx modules", given=given, fix=fix)
         kernels = {one.parts: (one.dims, factors[one.weight]) for one in candidates}
-        change_weights(built, {"": built.model}, functools.partial(add_factors, built.model, kernels), is_factor)
+        change_weights(model, {"": built.model}, functools.partial(add_factors, built.model, kernels), is_factor)
         frozen: tuple[Variable, ...] = ()
     else:
         frozen = _freezable(built, candidates)
         adapted = {one.weight: one.layer for one in candidates if one.layer is not None}
         change = functools.partial(_adapt, adapted.values(), factors.values(), frozen)
-        change_weights(built, {"": built.model, **_owners(adapted)}, change)
+        change_weights(model, {"": built.model, **_owners(adapted)}, change)
     model._record.adapters = Adapters(scales, dropout, frozen)
 
 
@@ -352,6 +352,6 @@ def merge_lora(model: ModelBase) -> None:
     change: Callable[[], None] = remove if layers else functools.partial(remove_factors, built.model)
     source = model._record.source
     trainable = None if source is None else source.trainable
-    change_weights(built, {"": built.model, **_owners(layers)}, change, trainable)
+    change_weights(model, {"": built.model, **_owners(layers)}, change, trainable)
     model._merged_after = merged_after
     model._record.adapters = None

@@ -19,10 +19,10 @@ from keras_dist.layers.base.weights import children_of
 from keras_dist.models.adapters import written
 from keras_dist.models.config import arguments_but, is_of_graph, named
 from keras_dist.models.functional import replaced
-from keras_dist.models.initialization import build_for
 from keras_dist.models.model import Model
 from keras_dist.models.model_distribution import in_place_of
 from keras_dist.models.sequential import Sequential, takes_layers
+from keras_dist.models.weight_creation import build_for
 from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
 from keras_dist.serialization.object_configs import lambdas_kept
 from keras_dist.serialization.shared_objects import SharedObjects

@@ -24,9 +24,9 @@ from keras_dist.formats.model_state import COMPILE, CONFIG, LORA, POLICY, names_
 from keras_dist.mixed_precision import under_policy
 from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described, check_not_of_keras
-from keras_dist.models.initialization import build_for, create_weights
 from keras_dist.models.model_base import ModelBase
 from keras_dist.models.model_distribution import in_place_of
+from keras_dist.models.weight_creation import build_for, create_weights
 from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
 from keras_dist.serialization.object_configs import is_lambda, lambdas_kept
 from keras_dist.serialization.shared_objects import one_config_read, one_config_written

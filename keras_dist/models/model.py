@@ -20,6 +20,7 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.base.other_frameworks import check_is_ours
 from keras_dist.layers.base.shape_calls import stacked_dims
 from keras_dist.models import (
+    abstract_models,
     adapter_saving,
     adapters,
     calling,
@@ -30,12 +31,13 @@ from keras_dist.models import (
     exporting,
     fitting,
     foreign_models,
-    initialization,
     layouts,
     saving,
     steps,
     summary,
     values,
+    weight_changes,
+    weight_creation,
 )
 from keras_dist.models.functional import connected
 from keras_dist.models.model_base import ModelBase
@@ -60,7 +62,7 @@ def _then_create_weights(init: Callable[..., None]) -> Callable[..., None]:
         named_layers(self)
         if self._graph is not None and self._awaits_layout is None and not stacked_dims():
             self._with_weights()
-        initialization.await_layout(self)
+        abstract_models.await_layout(self)
 
     return outermost
 
@@ -242,6 +244,7 @@ class Model(ModelBase):
     __deepcopy__ = describing.copied
     __copy__ = describing.copied
 
-    _with_weights = initialization.with_weights
+    _with_weights = weight_creation.with_weights
+    _change_weights = weight_changes.change_weights
     _ready_to_train = fitting.ready_to_train
-    _forward_on = initialization.forward_of
+    _forward_on = abstract_models.forward_of

@@ -40,6 +40,8 @@ class ModelBase(Layer):
         compile_from_config: Any
         at_rest: Any
 
+        _change_weights: Any
+
         def _with_weights(self, *args: Any, **kwargs: Any) -> BuiltModel: ...
 
         def _ready_to_train(self, method: str, x: Any) -> BuiltModel: ...
@@ -114,3 +116,8 @@ class ModelBase(Layer):
     def _map_of_base(self) -> WeightMap | None:
         """Return the names of weights in files of the base; None for our own."""
         return None
+
+
+def creates_weights(layer: Layer) -> bool:
+    """Whether a layer is a model whose `build` creates the weights of its layers."""
+    return hasattr(type(layer).build, "creates_weights")

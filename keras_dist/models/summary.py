@@ -21,7 +21,7 @@ from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
 from keras_dist.jobs.job import is_chief
 from keras_dist.layers import Layer
-from keras_dist.models.initialization import plan_before_search
+from keras_dist.models.abstract_models import plan_before_search
 from keras_dist.models.model_base import ModelBase
 from keras_dist.symbolic.tensors import Operation, infer
 from keras_dist.training.activations import named_submodules, output_name
