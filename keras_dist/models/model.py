@@ -8,15 +8,13 @@ The class is a table of its methods, which are functions of the modules beside t
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flax import nnx
 
 from keras_dist._support.types import PyTree
-from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError, shorten
+from keras_dist.layers import Layer
 from keras_dist.layers.base.other_frameworks import check_is_ours
 from keras_dist.layers.base.shape_calls import stacked_dims
 from keras_dist.models import (
@@ -43,31 +41,29 @@ from keras_dist.models.functional import connected
 from keras_dist.models.model_base import ModelBase
 from keras_dist.training.naming import named_layers
 
-
-def _then_create_weights(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap `__init__`: create the weights after it, if the inputs are known, under the distribution before it."""
-
-    @functools.wraps(init)
-    def outermost(self: Any, *args: Any, **kwargs: Any) -> None:
-        record = self._record
-        if record.is_constructing:
-            init(self, *args, **kwargs)
-            return
-        record.is_constructing, record.made_under = True, current_distribution()
-        try:
-            init(self, *args, **kwargs)
-            self._check_initialised()
-        finally:
-            record.is_constructing = False
-        named_layers(self)
-        if self._graph is not None and self._awaits_layout is None and not stacked_dims():
-            self._with_weights()
-        abstract_models.await_layout(self)
-
-    return outermost
+if TYPE_CHECKING:
+    from flax.nnx.module import ModuleMeta as _LayerType
+else:
+    _LayerType = type(Layer)
 
 
-class Model(ModelBase):
+class ModelType(_LayerType):
+    """The class of `Model`: what a call of a model class does after the constructor."""
+
+    if not TYPE_CHECKING:  # which would take `Any` for the type of all models
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Make a model; number its layers, and plan the weights of a model that knows its inputs."""
+            model = super().__call__(*args, **kwargs)
+            model._check_initialised()
+            named_layers(model)
+            if model._graph is not None and model._awaits_layout is None and not stacked_dims():
+                model._with_weights()
+            abstract_models.await_layout(model)
+            return model
+
+
+class Model(ModelBase, metaclass=ModelType):
     """Layers that are trained together on the mesh of a distribution.
 
     The distribution is the current one when the model is made, or else when its weights are created. Without any, a
@@ -117,7 +113,6 @@ class Model(ModelBase):
         "stateless_call": "override `call`",
     }
 
-    @_then_create_weights
     def __init__(
         self,
         inputs: PyTree = None,
@@ -140,12 +135,6 @@ class Model(ModelBase):
             self._base_name = self._name = "functional"
         if inputs is not None:
             self._members, self._graph = connected(inputs, outputs)
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let the constructor of a subclass create the weights at its end."""
-        super().__init_subclass__(**kwargs)
-        if "__init__" in vars(cls):
-            cls.__init__ = _then_create_weights(vars(cls)["__init__"])  # type: ignore[method-assign]
 
     from_nnx = classmethod(foreign_models.from_nnx)
     from_keras = classmethod(foreign_models.from_keras)

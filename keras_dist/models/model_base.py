@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError
 from keras_dist.formats.weight_map import WeightMap
 from keras_dist.layers import Layer
@@ -45,6 +46,12 @@ class ModelBase(Layer):
         def _with_weights(self, *args: Any, **kwargs: Any) -> BuiltModel: ...
 
         def _ready_to_train(self, method: str, x: Any) -> BuiltModel: ...
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Note the current distribution, which the model keeps."""
+        self = super().__new__(cls, *args, **kwargs)
+        self._record.made_under = current_distribution()
+        return self
 
     @property
     def _built(self) -> BuiltModel | None:

@@ -355,7 +355,6 @@ class ModelRecord(LayerRecord):
     made_under: Distribution | None = None  # current when the model was made, or set by `redistribute`
     built_for: PyTree = None  # symbolic tensors for which the weights were created, if that is one argument
     built_by_name: dict[str, PyTree] = dataclasses.field(default_factory=dict[str, PyTree])  # by argument, if several
-    is_constructing: bool = False
     start: KerasTensor | None = None  # input of a `Sequential`
     seen: tuple[Any, Any] | None = None  # symbolic input and output of a `Sequential` without `Input`
     keras_model: KerasModel | None = None  # of a `from_keras` model

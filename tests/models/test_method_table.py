@@ -100,3 +100,11 @@ def test_subclasses_call_super_and_reach_bases_beside_the_model():
     losses = [one.fit(x, y, verbose=0).history["loss"][0] for one in (model, plain)]
     assert list(model.calls) == ["compile", "fit"]
     assert losses[0] == pytest.approx(2 * losses[1]) == pytest.approx(0.5)
+
+
+def test_constructors_of_subclasses_are_what_users_wrote():
+    assert inspect.unwrap(Mixed.__init__) is Mixed.__init__
+    with kd.DataParallel().scope():
+        model = Mixed()
+    model.build((None, 3))
+    assert model.distribution == kd.DataParallel(), "noted when the model was begun"
