@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Literal
 
 from keras_dist._support.types import PyTree
@@ -76,7 +75,8 @@ def plan(
     Raises:
         ModelError: the model is not compiled; or there is neither a batch nor a `fit`.
     """
-    planner = importlib.import_module("keras_dist.planner")  # loads pydantic, in 0.3 s
+    from keras_dist import planner  # noqa: PLC0415  # loads pydantic, in 0.3 s
+
     model._check_compiled("plan")
     batch = model._record.batch if x is None else (model._prepared(x), y, sample_weight)
     if batch is None:
