@@ -18,6 +18,7 @@ from keras_dist import random
 from keras_dist._support import tree_paths
 from keras_dist._support.signatures import keywords_taken
 from keras_dist._support.types import PyTree
+from keras_dist._unstable.jax_internals import hides_mesh
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import LayoutPlan
@@ -27,7 +28,7 @@ from keras_dist.distribution.tracing import traced_in, without_kernels
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.base.names import keras_paths
-from keras_dist.layers.base.shape_calls import copy_for_shapes
+from keras_dist.layers.base.shape_calls import copy_for_shapes, stacked_dims
 from keras_dist.layers.base.weights import store_paths, walk_owned
 from keras_dist.models.model_base import ModelBase, creates_weights
 from keras_dist.models.model_distribution import distribution_now, distribution_of_layers, place_of
@@ -35,7 +36,7 @@ from keras_dist.models.shared_layers import check_inner_models, distribution_of_
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.graph import ModuleGraph, split_module
-from keras_dist.training.naming import TrainableFlags, layers_below, with_keras_paths
+from keras_dist.training.naming import TrainableFlags, layers_below, named_layers, with_keras_paths
 from keras_dist.training.step import Forward
 from keras_dist.variables import call_context
 from keras_dist.variables.lending import shapes_only
@@ -194,6 +195,16 @@ def compute_loss(module: Any, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTr
     x, y, sample_weight = batch
     given = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": sample_weight, "training": training}
     return module.compute_loss(**keywords_taken(module.compute_loss, given))
+
+
+@hides_mesh
+def complete(model: ModelBase) -> None:
+    """Number the layers of a new model, and plan its weights if it knows its inputs."""
+    model._check_initialised()
+    named_layers(model)
+    if model._graph is not None and model._awaits_layout is None and not stacked_dims():
+        model._with_weights()
+    await_layout(model)
 
 
 def await_layout(model: ModelBase) -> None:

@@ -16,7 +16,6 @@ from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.layers.base.other_frameworks import check_is_ours
-from keras_dist.layers.base.shape_calls import stacked_dims
 from keras_dist.models import (
     abstract_models,
     adapter_saving,
@@ -39,7 +38,6 @@ from keras_dist.models import (
 )
 from keras_dist.models.functional import connected
 from keras_dist.models.model_base import ModelBase
-from keras_dist.training.naming import named_layers
 
 if TYPE_CHECKING:
     from flax.nnx.module import ModuleMeta as _LayerType
@@ -48,18 +46,17 @@ else:
 
 
 class ModelType(_LayerType):
-    """The class of `Model`: what a call of a model class does after the constructor."""
+    """The class of `Model` and its subclasses.
+
+    Weights are planned after the constructor of a subclass, which may add layers after `super().__init__`.
+    """
 
     if not TYPE_CHECKING:  # which would take `Any` for the type of all models
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            """Make a model; number its layers, and plan the weights of a model that knows its inputs."""
+            """Make a model, and plan its weights if it knows its inputs."""
             model = super().__call__(*args, **kwargs)
-            model._check_initialised()
-            named_layers(model)
-            if model._graph is not None and model._awaits_layout is None and not stacked_dims():
-                model._with_weights()
-            abstract_models.await_layout(model)
+            abstract_models.complete(model)
             return model
 
 
