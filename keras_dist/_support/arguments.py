@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeGuard, TypeVar, cast
 
 import numpy as np
 
-from keras_dist._support.signatures import takes
+from keras_dist._support.signatures import is_method, takes
 from keras_dist.errors import (
     ArgumentTypeError,
     KerasDistError,
@@ -75,36 +75,12 @@ def argument_error(
     )
 
 
-def names_unknown_keywords(method: Callable[Arguments, Checked]) -> Callable[Arguments, Checked]:
-    """Decorate a public method: its errors for unknown and missing arguments suggest a name and list the valid ones."""
-    parameters = inspect.signature(method).parameters
-    known = [name for name in parameters if name != "self"]
-    required = [name for name in known if parameters[name].default is inspect.Parameter.empty]
-    called = method.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-
-    @functools.wraps(method)
-    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Checked:
-        unknown = {name: value for name, value in kwargs.items() if name not in known}
-        if unknown:
-            summary = f"`{called}` has no argument"
-            given = ", ".join(f"{name}={shorten(value)}" for name, value in unknown.items())
-            raise unknown_name_error(summary, next(iter(unknown)), known, given=given, error=ArgumentTypeError)
-        missing = [name for name in required if name not in {*kwargs, *list(parameters)[: len(args)]}]
-        if missing:
-            summary, fix = f"`{called}` needs {', '.join(f'`{name}`' for name in missing)}", ", ".join(required)
-            raise ArgumentTypeError(summary, fix=f"for example {called}({fix})")
-        return method(*args, **kwargs)
-
-    return checked
-
-
 def names_error(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> KerasDistError | None:
     """Return the error of a call with unknown or missing arguments, with the valid names; None for other calls."""
     parameters = inspect.signature(function).parameters
-    is_method = next(iter(parameters), "") in ("self", "cls")
-    known = [name for name, one in parameters.items() if one.kind in _BY_NAME][is_method:]
+    known = [name for name, one in parameters.items() if one.kind in _BY_NAME][is_method(function) :]
     is_constructor = function.__name__ == "__init__" and bool(args)
     called = type(args[0]).__name__ if is_constructor else function.__name__
     unknown = {name: value for name, value in kwargs.items() if name not in known}

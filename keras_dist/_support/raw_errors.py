@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from keras_dist._support.arguments import argument_error, is_int, is_number, names_error
-from keras_dist._support.signatures import takes
+from keras_dist._support.signatures import is_method, takes
 from keras_dist.errors import ArgumentTypeError, DataError, KerasDistError, ModelError, shorten
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -86,10 +86,11 @@ def explain_methods(cls: type[_Object]) -> type[_Object]:
         is_new = owner not in _explained_classes and owner.__module__.startswith("keras_dist.")
         _explained_classes.add(owner)
         for name, member in [*vars(owner).items()] if is_new else []:
-            if inspect.isfunction(member) and member.__qualname__ == name:  # of a module, named in a table of methods
-                inspect.unwrap(member).__qualname__ = member.__qualname__ = f"{owner.__qualname__}.{name}"
             is_inner = name in _INNER or name.startswith(("_", "pop", "on_"))  # `pop` raises KeyError, as of a dict
             is_public = name in ("__init__", "__call__") or not is_inner
+            function: Any = getattr(member, "__func__", member)
+            if inspect.isfunction(function) and function.__qualname__ == name:  # of a module, in a table of methods
+                inspect.unwrap(function).__qualname__ = function.__qualname__ = f"{owner.__qualname__}.{name}"
             if is_public and inspect.isfunction(member):
                 setattr(owner, name, explained(member))
             elif is_public and isinstance(member, classmethod):
@@ -122,7 +123,8 @@ def _is_raw(error: Exception) -> bool:
 def _explanation(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> KerasDistError:
     signature = inspect.signature(function)
     given = dict(signature.bind(*args, **kwargs).arguments)
-    owner = given.pop("self", None)  # a subclass, perhaps
+    is_bound = is_method(function) and "cls" not in given
+    owner = given.pop(next(iter(given))) if is_bound else None  # of a subclass, perhaps
     called = function.__qualname__ if owner is None else f"{type(owner).__name__}.{function.__name__}"
     called = re.sub(r"\.(__init__|__call__|call|with_reported)$", "", called)
     is_of_data = function.__module__.startswith("keras_dist.data")

@@ -27,6 +27,12 @@ def takes_keyword(cls: type, name: str) -> bool:
     return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
+def is_method(function: Callable[..., Any]) -> bool:
+    """Whether a function is a method of a class, by its qualified name."""
+    owner = function.__qualname__.rpartition(".")[0]
+    return bool(owner) and not owner.endswith("<locals>")
+
+
 def keywords_taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments, by name, that `function` takes."""
     parameters = inspect.signature(function).parameters

@@ -67,7 +67,7 @@ MakeModel = Callable[[Description, Check], tuple[Any, BuiltModel]]
 
 
 def save_keras(
-    model: Any, session: BuiltModel, description: Description, path: pathlib.Path, overwrite: bool, zipped: bool
+    model: Any, built: BuiltModel, description: Description, path: pathlib.Path, overwrite: bool, zipped: bool
 ) -> None:
     """Save a model as a `.keras` archive, or as a folder with the members of one; see `Model.save`."""
     job = Rendezvous("a save")
@@ -76,10 +76,10 @@ def save_keras(
     elif not overwrite:
         job.first(lambda: check_free("save", path, CheckpointError))
     own = {"config": description.config, "compile": description.compiled, "policy": description.policy}
-    own |= {"seed": session.seed, "fits": session.fits}
+    own |= {"seed": built.seed, "fits": built.fits}
     config = _config_of_keras(description.config, description.compiled)
-    contents = contents_of(model, session)
-    slots = [*contents.written(), *stored_optimizer(session)]
+    contents = contents_of(model, built)
+    slots = [*contents.written(), *stored_optimizer(built)]
 
     def arrange(folder: pathlib.Path) -> None:
         assets = folder / "assets"
@@ -95,8 +95,8 @@ def save_keras(
         for name, text in texts_of(config, own).items():
             (folder / name).write_text(text, "utf-8")
 
-    arrays = functools.partial(fetches, session, slots, own_arrays(session, contents, slots))
-    with drafted("save", path, session, [arrays]) as drafts:
+    arrays = functools.partial(fetches, built, slots, own_arrays(built, contents, slots))
+    with drafted("save", path, built, [arrays]) as drafts:
         if zipped:
             job.first(lambda: arrange(drafts[0].parent))
             return
@@ -120,21 +120,21 @@ def load_keras(path: pathlib.Path, make: MakeModel, compile: bool) -> Any:
                 _check_one_config(path, own, archive.config)
             written = from_keras(compiled) if compile and compiled else {}
             description = Description(from_keras(config), written, policy)
-            model, session = make(description, functools.partial(check_bytes, reader))
-        with session.cell.lock:
-            contents = contents_of(model, session, reader.shapes)
-            set_contents(model.name, session, contents, reader, strict=True)
+            model, built = make(description, functools.partial(check_bytes, reader))
+        with built.cell.lock:
+            contents = contents_of(model, built, reader.shapes)
+            set_contents(model.name, built, contents, reader, strict=True)
             for name, layer in contents.with_assets.items():
                 with tempfile.TemporaryDirectory() as folder:
                     if hasattr(layer, "load_assets") and archive.extract_assets(name, pathlib.Path(folder)):
                         layer.load_assets(folder)
-            optimizer = stored_optimizer(session)
+            optimizer = stored_optimizer(built)
             if optimizer:
-                set_optimizer(session, optimizer, reader)
-            set_own(session, own_arrays(session, contents, [*contents.slots, *optimizer]), reader)
+                set_optimizer(built, optimizer, reader)
+            set_own(built, own_arrays(built, contents, [*contents.slots, *optimizer]), reader)
         if is_count(own.get("seed")) and is_count(own.get("fits")):
-            session.use_seed(own["seed"])
-            session.fits = own["fits"]
+            built.use_seed(own["seed"])
+            built.fits = own["fits"]
     return model
 
 

@@ -65,17 +65,17 @@ class Contents:
         return found
 
 
-def contents_of(model: Any, session: BuiltModel, stored: Iterable[str] = ()) -> Contents:
+def contents_of(model: Any, built: BuiltModel, stored: Iterable[str] = ()) -> Contents:
     """Return the variables of a model that files of Keras contain, by name in a file with these arrays."""
     live = dict(layers_below(model))
     hooks = Hooks(live)
-    merged = merged_weights(model, session)
-    listed = [session.path_of(weight) for weight in session.variables()]
-    states = {path for path in listed if session.cell.row(path).role == "state"}  # of stateful RNNs, say
-    left_out = factor_paths(session, merged) | states
+    merged = merged_weights(model, built)
+    listed = [built.path_of(weight) for weight in built.variables()]
+    states = {path for path in listed if built.cell.row(path).role == "state"}  # of stateful RNNs, say
+    left_out = factor_paths(built, merged) | states
     order = {path: place for place, path in enumerate(listed) if path not in left_out}
-    names = {name: order[row.path] for row in session.cell.plan.rows if row.path in order for name in row.aliases}
-    module, places, there = session.cell.graph.described(), {**names, **order}, {name_now(name) for name in stored}
+    names = {name: order[row.path] for row in built.cell.plan.rows if row.path in order for name in row.aliases}
+    module, places, there = built.cell.graph.described(), {**names, **order}, {name_now(name) for name in stored}
     pairs = [*stored_variables(module, places, hooks)]
     if there and any(name not in there for name, _ in pairs):
         otherwise = Hooks(live)
@@ -84,11 +84,11 @@ def contents_of(model: Any, session: BuiltModel, stored: Iterable[str] = ()) -> 
             reached, hooks = {path for _, path in others} | otherwise.covered, otherwise
             pairs = others + [pair for pair in pairs if pair[1] not in reached]
     found = [
-        Slot(name, session.variable(path), computed=merged[path].numpy if path in merged else None)
+        Slot(name, built.variable(path), computed=merged[path].numpy if path in merged else None)
         for name, path in pairs
     ]
-    kept = {session.cell.row(path).path for path in (*(path for _, path in pairs), *hooks.covered)}
-    beside = [Slot(f"{OWN}/{path}", session.variable(path)) for path in order if path not in kept]
+    kept = {built.cell.row(path).path for path in (*(path for _, path in pairs), *hooks.covered)}
+    beside = [Slot(f"{OWN}/{path}", built.variable(path)) for path in order if path not in kept]
     return Contents(found + beside, hooks.found, hooks.with_assets, merged)
 
 
@@ -101,25 +101,25 @@ def _but(contents: Contents, skipped: Sequence[Any]) -> Contents:
     return dataclasses.replace(contents, slots=left, hooked=hooked, skipped=frozenset(names))
 
 
-def stored_optimizer(session: BuiltModel) -> list[Slot]:
+def stored_optimizer(built: BuiltModel) -> list[Slot]:
     """Return the optimizer arrays in the form of Keras; empty if Keras has no such optimizer."""
-    if [*session.optimizers] != [DEFAULT]:
+    if [*built.optimizers] != [DEFAULT]:
         return []
-    paths = [path for path in map(session.path_of, session.variables()) if session.cell.is_trained(path)]
-    return stored_slots(session.optimizers[DEFAULT].transformation, paths, OPTIMIZER) or []
+    paths = [path for path in map(built.path_of, built.variables()) if built.cell.is_trained(path)]
+    return stored_slots(built.optimizers[DEFAULT].transformation, paths, OPTIMIZER) or []
 
 
-def own_arrays(session: BuiltModel, contents: Contents, slots: Iterable[Slot]) -> dict[str, int]:
+def own_arrays(built: BuiltModel, contents: Contents, slots: Iterable[Slot]) -> dict[str, int]:
     """Return names and places of the arrays that only keras_dist stores; weights contain the product of LoRA."""
-    kept = {session.place_of(slot.variable) for slot in slots}
-    kept |= {session.place_of(factor) for one in contents.merged.values() for factor in one.factors}
-    places = {name: place for place, name in enumerate(names_of(session)) if place not in kept}
+    kept = {built.place_of(slot.variable) for slot in slots}
+    kept |= {built.place_of(factor) for one in contents.merged.values() for factor in one.factors}
+    places = {name: place for place, name in enumerate(names_of(built)) if place not in kept}
     return {f"{OWN}/{name}": place for name, place in places.items()}
 
 
-def fetches(session: BuiltModel, slots: Iterable[Slot], own: Mapping[str, int] | None = None) -> list[Fetch]:
+def fetches(built: BuiltModel, slots: Iterable[Slot], own: Mapping[str, int] | None = None) -> list[Fetch]:
     """Return functions that copy slots and `own_arrays` to the host."""
-    arrays = session.cell.arrays
+    arrays = built.cell.arrays
     return [(slot.name, slot.numpy) for slot in slots] + [
         (name, functools.partial(host_copy, arrays[place])) for name, place in (own or {}).items()
     ]
@@ -127,13 +127,13 @@ def fetches(session: BuiltModel, slots: Iterable[Slot], own: Mapping[str, int] |
 
 @contextlib.contextmanager
 def drafted(
-    caller: str, path: pathlib.Path, session: BuiltModel, groups: Sequence[Callable[[], list[Fetch]]]
+    caller: str, path: pathlib.Path, built: BuiltModel, groups: Sequence[Callable[[], list[Fetch]]]
 ) -> Iterator[list[pathlib.Path]]:
     """Write each group of arrays to a draft beside `path`, one array after another.
 
     Yields the paths of the drafts in the first process, an empty list in others. The model is not trained meanwhile.
     """
-    with writing_to(path), session.cell.lock, contextlib.ExitStack() as opened:
+    with writing_to(path), built.cell.lock, contextlib.ExitStack() as opened:
         drafts: list[pathlib.Path] = []
 
         def write() -> None:
@@ -165,7 +165,7 @@ def _write(fetches: Iterable[Fetch], writer: H5Writer | None) -> None:
 
 def save_h5_weights(
     model: Any,
-    session: BuiltModel,
+    built: BuiltModel,
     path: pathlib.Path,
     overwrite: bool,
     max_bytes: float | None,
@@ -174,15 +174,15 @@ def save_h5_weights(
     """Write weights and optimizer state to one `.weights.h5`, or to shards and an index."""
     path = path.with_suffix(".json") if max_bytes is not None else path  # as Keras does
     check_file_path("save_weights", path, overwrite, ModelError)
-    slots = [*_but(contents_of(model, session), skipped).written(), *stored_optimizer(session)]
+    slots = [*_but(contents_of(model, built), skipped).written(), *stored_optimizer(built)]
     is_index = path.suffix == ".json"
     groups = [slots]
     sizes = {slot.name: _bytes(slot) for slot in slots}
     if is_index:
         by_name = {slot.name: slot for slot in slots}
         groups = [[by_name[name] for name in names] for names in grouped(sizes, max_bytes)]
-    readers = [functools.partial(fetches, session, group) for group in groups]
-    with drafted("save_weights", path, session, readers) as drafts:
+    readers = [functools.partial(fetches, built, group) for group in groups]
+    with drafted("save_weights", path, built, readers) as drafts:
 
         def commit() -> None:
             with alone_in(path.parent):
@@ -204,18 +204,18 @@ def save_h5_weights(
 
 
 def load_h5_weights(
-    model: Any, session: BuiltModel, path: pathlib.Path, strict: bool, skipped: Sequence[Any] = ()
+    model: Any, built: BuiltModel, path: pathlib.Path, strict: bool, skipped: Sequence[Any] = ()
 ) -> LoadReport:
     """Set the weights of a model from a file of Keras."""
     with opened(path) as reader:
         if any(reader.attribute(group, "layer_names") is not None for group in ("/", "model_weights")):
             raise legacy_error("load_weights", str(path))
-        contents = _but(contents_of(model, session, reader.shapes), skipped)
+        contents = _but(contents_of(model, built, reader.shapes), skipped)
         # Keras, too, takes its state where the optimizer is built
-        optimizer = stored_optimizer(session) if session.cell.steps_taken else []
-        report = set_contents(model.name, session, contents, reader, strict, optimizer)
+        optimizer = stored_optimizer(built) if built.cell.steps_taken else []
+        report = set_contents(model.name, built, contents, reader, strict, optimizer)
         if optimizer:
-            set_optimizer(session, optimizer, reader)
+            set_optimizer(built, optimizer, reader)
     return report
 
 
@@ -231,7 +231,7 @@ def opened(path: pathlib.Path) -> Iterator[H5Reader]:
 
 
 def set_contents(
-    model: str, session: BuiltModel, contents: Contents, reader: H5Reader, strict: bool, beside: Sequence[Slot] = ()
+    model: str, built: BuiltModel, contents: Contents, reader: H5Reader, strict: bool, beside: Sequence[Slot] = ()
 ) -> LoadReport:
     """Set the weights and `beside` from a file; on an error nothing is set."""
     slots, there = contents.slots, {name_now(name): name for name in reader.shapes}
@@ -263,7 +263,7 @@ def set_contents(
     Rendezvous("a load of weights").each(check)
     warn_unchecked(reader, there.values())
     for slot in fitting:
-        _set(session, slot, reader, there[slot.name])
+        _set(built, slot, reader, there[slot.name])
         if slot.variable.path in contents.merged:
             contents.merged[slot.variable.path].forget()
     for group, layer in contents.hooked.items():
@@ -275,7 +275,7 @@ def set_contents(
     return report
 
 
-def set_optimizer(session: BuiltModel, slots: Sequence[Slot], reader: H5Reader) -> bool:
+def set_optimizer(built: BuiltModel, slots: Sequence[Slot], reader: H5Reader) -> bool:
     """Set the optimizer state from a file with a matching optimizer; return whether it was set."""
     stored = {name for name in reader.shapes if name.startswith(f"{OPTIMIZER}/")}
     if not stored:
@@ -289,21 +289,21 @@ def set_optimizer(session: BuiltModel, slots: Sequence[Slot], reader: H5Reader) 
         return False
     for slot in slots:
         if slot.variable is not None:
-            _set(session, slot, reader, slot.name)
-    optimizer: Any = session.optimizers[DEFAULT].transformation
+            _set(built, slot, reader, slot.name)
+    optimizer: Any = built.optimizers[DEFAULT].transformation
     for handle, value in derived(optimizer):
         handle.assign(value)
     steps = next(handle for handle in optimizer.variables if handle.name == "iterations").numpy()
-    place = names_of(session).index("step")
-    session.cell.put({place: _placed(session, place, steps)})
+    place = names_of(built).index("step")
+    built.cell.put({place: _placed(built, place, steps)})
     return True
 
 
-def set_own(session: BuiltModel, own: dict[str, int], reader: H5Reader) -> None:
+def set_own(built: BuiltModel, own: dict[str, int], reader: H5Reader) -> None:
     """Set the arrays that only keras_dist stores."""
     for name, place in own.items():
         if name in reader.shapes:
-            _set_place(session, place, reader, name, Slot(name))
+            _set_place(built, place, reader, name, Slot(name))
 
 
 class _Store(Mapping[str, np.ndarray]):
@@ -326,29 +326,29 @@ def _as_numpy(value: Any) -> np.ndarray:
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
-def _set(session: BuiltModel, slot: Slot, reader: H5Reader, name: str) -> None:
-    variable, place = slot.variable, session.place_of(slot.variable)
+def _set(built: BuiltModel, slot: Slot, reader: H5Reader, name: str) -> None:
+    variable, place = slot.variable, built.place_of(slot.variable)
     if place is not None:
-        _set_place(session, place, reader, name, slot)
+        _set_place(built, place, reader, name, slot)
     else:
         variable.assign(narrowed(slot.ours(reader.read(name)), variable.dtype, reader, name))
 
 
-def _set_place(session: BuiltModel, place: int, reader: H5Reader, name: str, slot: Slot) -> None:
+def _set_place(built: BuiltModel, place: int, reader: H5Reader, name: str, slot: Slot) -> None:
     """Set an array of the model, of which each device of this process gets its part."""
-    if is_key_dtype(session.cell.state_plan.rows[place].dtype):
-        before, data = session.cell.arrays[place], reader.read(name)
+    if is_key_dtype(built.cell.state_plan.rows[place].dtype):
+        before, data = built.cell.arrays[place], reader.read(name)
         if data.shape != jax.random.key_data(before).shape:
             raise reader.damaged(f"{name!r} of shape {data.shape}")
         words = jnp.asarray(narrowed(data, jnp.uint32, reader, name))
         value = jax.random.wrap_key_data(words, impl=key_impl(before.dtype))
-        session.cell.put({place: _placed(session, place, value)})
+        built.cell.put({place: _placed(built, place, value)})
         return
-    set_array(session.cell, place, lambda index: slot.ours(reader.read(name, slot.of_ours(index))), reader, name)
+    set_array(built.cell, place, lambda index: slot.ours(reader.read(name, slot.of_ours(index))), reader, name)
 
 
-def _placed(session: BuiltModel, place: int, value: Any) -> jax.Array:
-    return place_copy(value, jax.tree.leaves(session.cell.state_plan.shardings)[place])
+def _placed(built: BuiltModel, place: int, value: Any) -> jax.Array:
+    return place_copy(value, jax.tree.leaves(built.cell.state_plan.shardings)[place])
 
 
 def _is_beside(name: str) -> bool:

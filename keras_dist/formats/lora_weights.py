@@ -70,20 +70,20 @@ def _merged(
     return jax.lax.with_sharding_constraint(results, shardings)
 
 
-def merged_weights(model: Layer, session: BuiltModel) -> dict[str, MergedWeight]:
+def merged_weights(model: Layer, built: BuiltModel) -> dict[str, MergedWeight]:
     """The weights of a model that LoRA adapts, by the paths of the frozen ones."""
     found: list[MergedWeight] = []
     for part in (part for _, layer in layers_below(model) for part in lora_parts(layer) if part.lora_enabled):
         weight, *factors = (getattr(owner_of(part), name) for name in part.lora_names)
         given = (factors[0], factors[1]), part.lora_dims, part.lora_scale, part
-        found.append(MergedWeight(session.path_of(weight), weight, *given))
-    for one in factors_in(session.model):
-        first, second = map(session.variable, one.factor_paths())
-        path = session.cell.row(one.path).path
-        found.append(MergedWeight(path, session.variable(path), (first, second), one.dims, one.scale))
+        found.append(MergedWeight(built.path_of(weight), weight, *given))
+    for one in factors_in(built.model):
+        first, second = map(built.variable, one.factor_paths())
+        path = built.cell.row(one.path).path
+        found.append(MergedWeight(path, built.variable(path), (first, second), one.dims, one.scale))
     return {one.path: one for one in found}
 
 
-def factor_paths(session: BuiltModel, merged: Mapping[str, MergedWeight]) -> set[str]:
+def factor_paths(built: BuiltModel, merged: Mapping[str, MergedWeight]) -> set[str]:
     """The paths of the factors of these weights."""
-    return {session.path_of(factor) for one in merged.values() for factor in one.factors}
+    return {built.path_of(factor) for one in merged.values() for factor in one.factors}

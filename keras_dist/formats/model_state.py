@@ -39,25 +39,25 @@ _PARTS_READ, _PART_BYTES = 8, 16 * 2**20
 _LISTED = 20
 
 
-def save_folder(session: BuiltModel, documents: Mapping[str, Any], path: pathlib.Path, overwrite: bool) -> None:
+def save_folder(built: BuiltModel, documents: Mapping[str, Any], path: pathlib.Path, overwrite: bool) -> None:
     """Save a model to a folder; see `Model.save`."""
     if not overwrite:
         Rendezvous("a save").first(lambda: check_free("save", path, CheckpointError))
-    with session.cell.lock:  # a training in another thread consumes the arrays
+    with built.cell.lock:  # a training in another thread consumes the arrays
         taken: list[Snapshot] = []
-        Rendezvous("a save").each(lambda: taken.append(snapshot(session, None, documents)))
+        Rendezvous("a save").each(lambda: taken.append(snapshot(built, None, documents)))
         finish = taken[0].begin(path)
     finish()
 
 
 def restore(
-    name: str, session: BuiltModel, stored: Stored, continue_training: bool = False, with_slots: bool = True
+    name: str, built: BuiltModel, stored: Stored, continue_training: bool = False, with_slots: bool = True
 ) -> None:
     """Restore the state of a model; see `Model.restore`. An uncompiled model has no slots to restore."""
     check_kind("stored", stored, Stored, "a Stored, as CheckpointManager.newest() returns it", error=CheckpointError)
     check_flag("continue_training", continue_training)
-    cell = session.cell
-    wanted = _wanted(session)
+    cell = built.cell
+    wanted = _wanted(built)
     job = Rendezvous("a restore")
     looked: list[tuple[tuple[int, int], Progress | None]] = []
 
@@ -65,7 +65,7 @@ def restore(
         _check_fit(name, wanted, stored, with_slots)
         progress = _progress_of(stored) if continue_training else None
         if progress is not None:
-            session.trainer.check_continues(progress)
+            built.step_runner.check_continues(progress)
         looked.append((seed_and_fits(stored), progress))
 
     job.each(look)
@@ -83,10 +83,10 @@ def restore(
                 arrays[places[name]] = found.pop(name)
             backend_environment.release_freed_memory()
         cell.arrays = arrays
-    session.fits = fits
-    session.use_seed(seed)
+    built.fits = fits
+    built.use_seed(seed)
     if progress is not None:
-        session.trainer.continue_from(progress)
+        built.step_runner.continue_from(progress)
 
 
 def seed_and_fits(stored: Stored) -> tuple[int, int]:
@@ -98,35 +98,35 @@ def seed_and_fits(stored: Stored) -> tuple[int, int]:
     return recorded["seed"], recorded["fits"]
 
 
-def snapshot(session: BuiltModel, progress: Progress | None, documents: Mapping[str, Any]) -> Snapshot:
+def snapshot(built: BuiltModel, progress: Progress | None, documents: Mapping[str, Any]) -> Snapshot:
     """Return the whole state of a model: arrays, progress of training, and further documents."""
-    mesh = session.cell.mesh.backend_mesh
+    mesh = built.cell.mesh.backend_mesh
     if not mesh.local_devices:
         given = f"a mesh without a device of process {process_index()}"
         fix = "make the mesh of list_devices(), the devices of all processes"
         raise ClusterError("no device of this process is in the model's mesh", given=given, fix=fix)
-    names = names_of(session)
-    arrays = dict(zip(names, session.cell.arrays, strict=True))
-    documents = {"model": {"seed": session.seed, "fits": session.fits}, **documents}
+    names = names_of(built)
+    arrays = dict(zip(names, built.cell.arrays, strict=True))
+    documents = {"model": {"seed": built.seed, "fits": built.fits}, **documents}
     if progress is not None:
         written = progress.to_json()
         plain, found = split_arrays({name: written[name] for name in ("tallies", "callbacks")})
         documents[TRAINING] = written | plain
         arrays |= {f"{TRAINING}/{index}": value for index, value in enumerate(found)}
-    trained = len(jax.tree.leaves(session.cell.state.trainable))
-    rest = len(jax.tree.leaves(session.cell.state.rest))
-    rows = zip(names, session.cell.state_plan.rows, strict=True)
+    trained = len(jax.tree.leaves(built.cell.state.trainable))
+    rest = len(jax.tree.leaves(built.cell.state.rest))
+    rows = zip(names, built.cell.state_plan.rows, strict=True)
     untrained = [name for name, row in [*rows][trained : trained + rest] if row.role in ("parameter", "statistic")]
-    plan = session.cell.state_plan
-    return Snapshot(session.cell.steps_taken, arrays, plan, documents, frozenset(untrained))
+    plan = built.cell.state_plan
+    return Snapshot(built.cell.steps_taken, arrays, plan, documents, frozenset(untrained))
 
 
-def names_of(session: BuiltModel) -> list[str]:
+def names_of(built: BuiltModel) -> list[str]:
     """Return the flat names of all state arrays, as they are written."""
-    state = session.cell.state
+    state = built.cell.state
     kinds = {"trainable": "variables", "rest": "variables", "slots": "optimizers", "step": ""}
     prefixes = [prefix for field, prefix in kinds.items() for _ in jax.tree.leaves(getattr(state, field))]
-    rows = session.cell.state_plan.rows
+    rows = built.cell.state_plan.rows
     return [f"{prefix}/{row.path}".removeprefix("/") for prefix, row in zip(prefixes, rows, strict=True)]
 
 
@@ -177,13 +177,13 @@ def _progress_of(stored: Stored) -> Progress | None:
         raise stored.unreadable(TRAINING, cause(error)) from error
 
 
-def _wanted(session: BuiltModel) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of a session's state, as they are to be read."""
-    plan = session.cell.state_plan
+def _wanted(built: BuiltModel) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a built model's state, as they are to be read."""
+    plan = built.cell.state_plan
     shardings = jax.tree.leaves(plan.shardings)
     return {
         name: jax.ShapeDtypeStruct(row.shape, row.dtype, sharding=sharding)
-        for name, row, sharding in zip(names_of(session), plan.rows, shardings, strict=True)
+        for name, row, sharding in zip(names_of(built), plan.rows, shardings, strict=True)
     }
 
 

@@ -49,7 +49,7 @@ _PYTORCH = {"format": "pt"}  # the metadata that transformers asks for: arrays a
 
 
 def save_weights(
-    session: BuiltModel,
+    built: BuiltModel,
     weights: Sequence[Any],
     filepath: str | os.PathLike[str],
     overwrite: bool,
@@ -70,19 +70,19 @@ def save_weights(
         check_no_map("save_weights", path, weight_map, dtype=dtype, config=config)
         if not overwrite:
             job.first(functools.partial(check_free, "save_weights", path, ModelError))
-        _write_folder(path, [session.path_of(weight) for weight in weights], session)
+        _write_folder(path, [built.path_of(weight) for weight in weights], built)
         return
-    factors = factor_paths(session, merged)
-    by_path = {session.path_of(weight): weight for weight in weights}
+    factors = factor_paths(built, merged)
+    by_path = {built.path_of(weight): weight for weight in weights}
     written = {path: merged.get(path, weight) for path, weight in by_path.items() if path not in factors}
-    source = MappedWeights(path, session.cell, written, weight_map or WeightMap(), checked_dtype(dtype))
+    source = MappedWeights(path, built.cell, written, weight_map or WeightMap(), checked_dtype(dtype))
     groups = grouped({name: nbytes(array) for name, array in source.arrays.items()}, max_bytes)
     metadata = {} if weight_map is None else _PYTORCH
     documents = {} if config is None else {_CONFIG: checked_config(config)}
     # all are of one step, whoever trains
     with (
         writing_to(path),
-        session.cell.lock,
+        built.cell.lock,
         TensorWriter("save_weights", path, source.arrays, groups, metadata, documents) as writer,
     ):
 
@@ -117,7 +117,7 @@ def _saved_path(filepath: str | os.PathLike[str]) -> pathlib.Path:
 
 def load_weights(
     model: str,
-    session: BuiltModel,
+    built: BuiltModel,
     weights: Sequence[Any],
     filepath: str | os.PathLike[str],
     strict: bool,
@@ -125,9 +125,9 @@ def load_weights(
     merged: Mapping[str, MergedWeight],
 ) -> LoadReport:
     """Set the weights of a model of this name to those in files, or in a folder; see `Model.load_weights`."""
-    reader = _reader(filepath, session)
-    factors = factor_paths(session, merged)
-    by_path = {session.path_of(weight): weight for weight in weights}
+    reader = _reader(filepath, built)
+    factors = factor_paths(built, merged)
+    by_path = {built.path_of(weight): weight for weight in weights}
     wanted = {path: weight for path, weight in by_path.items() if path not in factors or path in reader.shapes}
     if isinstance(reader, _Folder):
         check_no_map("load_weights", reader.path, weight_map)
@@ -137,9 +137,9 @@ def load_weights(
     if isinstance(reader, _Folder):
         reader.assign({path: wanted[path] for path in report.loaded})
     else:
-        _set(session.cell, reader, source, report.loaded)
+        _set(built.cell, reader, source, report.loaded)
     for path in report.loaded:
-        if path in merged and session.path_of(merged[path].factors[1]) not in wanted:
+        if path in merged and built.path_of(merged[path].factors[1]) not in wanted:
             merged[path].forget()
     report.warn_of_rest(str(reader.path))
     if not isinstance(reader, _Folder) and weight_map is None:  # files of other programs have no checksums
@@ -163,12 +163,12 @@ def _set(cell: StateCell, reader: TensorReader, source: MappedFile, paths: Seque
         set_array(cell, cell.place(path), parts.__getitem__, reader, path)
 
 
-def _reader(filepath: str | os.PathLike[str], session: BuiltModel) -> TensorReader | _Folder:
+def _reader(filepath: str | os.PathLike[str], built: BuiltModel) -> TensorReader | _Folder:
     """Return what reads the weights at this path."""
     folder = folder_path(os.fspath(filepath)) if isinstance(filepath, str | os.PathLike) else None
     if folder is not None and refreshed(folder).is_dir():
         file = None if in_bucket(folder) else _file_in(folder)
-        return _Folder(folder, session) if file is None else TensorReader("load_weights", file)
+        return _Folder(folder, built) if file is None else TensorReader("load_weights", file)
     is_folder = str(filepath).endswith("/") or (folder is not None and folder.suffix in ("", FOLDER_SUFFIX))
     if folder is not None and folder.name and is_folder and not folder.exists():
         given = f"filepath={shorten(filepath)}, which is {str(absolute(folder))!r}"
@@ -244,9 +244,9 @@ class _Folder:
 
     caller = "load_weights"
 
-    def __init__(self, path: pathlib.Path, session: BuiltModel) -> None:
+    def __init__(self, path: pathlib.Path, built: BuiltModel) -> None:
         self.path = path
-        self._plan = session.cell.plan
+        self._plan = built.cell.plan
         self._stored = Stored.of_job(path)
         noted = self._stored.record["arrays"]
         streams = {row.path for row in self._plan.rows if row.role == "rng"}
@@ -299,9 +299,9 @@ class _Folder:
         narrowed(value, dtype, self, name)
 
 
-def _write_folder(path: pathlib.Path, names: Sequence[str], session: BuiltModel) -> None:
+def _write_folder(path: pathlib.Path, names: Sequence[str], built: BuiltModel) -> None:
     """Write weights to a folder, which is complete or does not exist."""
-    cell = session.cell
+    cell = built.cell
     with cell.lock:
         arrays = {f"{_PREFIX}{name}": cell.read(name) for name in names}
         finish = Snapshot(cell.steps_taken, arrays, cell.plan).begin(path)

@@ -7,7 +7,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,31 +19,65 @@ from keras_dist.formats.weight_map import WeightMap
 from keras_dist.jobs.rendezvous import Rendezvous
 from keras_dist.layers import ReversibleEmbedding
 from keras_dist.layers.base.lora import LoraLayer, factor_dims
-from keras_dist.models.adapters import arguments_for, candidates_in, enable, enumerated
+from keras_dist.models.adapters import arguments_for, candidates_in, enable_lora, enumerated
+from keras_dist.models.model_base import ModelBase
 from keras_dist.training.built_model import BuiltModel
-
-if TYPE_CHECKING:
-    from keras_dist.models.adapter_methods import AdapterMethods
 
 _NAMES_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")  # as in peft.utils.transformers_weight_conversion
 
 Scales = Mapping[str, tuple[int, float]]  # the rank and alpha of weights by path
 
 
-def save(
-    model: AdapterMethods,
+def save_adapter(
+    model: ModelBase,
     filepath: str | os.PathLike[str],
-    overwrite: bool,
-    weight_map: WeightMap | None,
-    **others: Any,
+    overwrite: bool = True,
+    *,
+    weight_map: WeightMap | None = None,
+    base_model_name_or_path: str | None = None,
+    task_type: str | None = None,
 ) -> None:
-    """Write the adapters of a model; see `Model.save_adapter`."""
-    session, adapters = model._with_weights(), model._record.adapters
+    """Save the factors of LoRA alone in a folder, in the format of `peft`.
+
+    The files are `adapter_config.json` and `adapter_model.safetensors`. Modules have their names in the base
+    model's files, for networks of `kd.pretrained`, or where `weight_map` gives them. Otherwise they have our paths
+    with dots, and numbers for the layers of a stack. In a job all processes must call; the first writes.
+
+    peft adapts a module as a whole. Of weights that are parts of one module, such as `qkv_proj`, the file has one
+    factor A for all, of the sum of their ranks, and B consists of blocks. `load_adapter` finds the parts again.
+    Weights of experts are `target_parameters`, which `transformers` 5 has for pretrained networks.
+
+    Args:
+        filepath: a folder, which is created in a folder that exists.
+        overwrite: whether existing files are replaced.
+        weight_map: names of weights in the base's files, as in `load_weights`.
+        base_model_name_or_path: where peft finds the base.
+        task_type: of peft, such as `"CAUSAL_LM"`.
+
+    Raises:
+        ModelError: the model has no adapters of `Model.enable_lora`, files exist and are not to be replaced, or the
+            format cannot hold the adapters, for example of embeddings that are the head, or of parts of one module
+            with different `alpha / rank`.
+        OSError: a file cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import keras_dist as kd
+        >>> model = kd.Sequential([kd.Input((8,)), kd.layers.Dense(16, name="up")])
+        >>> model.enable_lora(rank=2, layers="up")
+        >>> folder = pathlib.Path(tempfile.mkdtemp()) / "adapter"
+        >>> model.save_adapter(folder)
+        >>> sorted(path.name for path in folder.iterdir())
+        ['adapter_config.json', 'adapter_model.safetensors']
+
+    Source: `peft.PeftModel.save_pretrained`.
+    """
+    built, adapters = model._with_weights(), model._record.adapters
     if adapters is None:
         fix = 'model.enable_lora(rank=8, layers=".*/query") first; save_weights saves all weights'
         raise ModelError("save_adapter: the model has no adapters", given=f"model {model.name!r}", fix=fix)
     folder = adapter_folder("save_adapter", filepath)
-    everything, merged = _groups(model, session, weight_map), merged_weights(model, session)
+    everything, merged = _groups(model, built, weight_map), merged_weights(model, built)
     groups = nested(everything, lambda group: bool(group.forms_in(merged)))
     chosen = [group for group in groups if group.forms_in(merged)]
     scales = {path: _scale(one, adapters.weights) for path, one in merged.items()}
@@ -55,7 +88,7 @@ def save(
         raise ModelError("save_adapter: peft's format cannot hold the adapters", given=enumerated(problems), fix=fix)
     arrays: dict[str, np.ndarray] = {}
     modules: dict[str, tuple[int, float]] = {}
-    with session.cell.lock:  # all are of one step, whoever trains
+    with built.cell.lock:  # all are of one step, whoever trains
         for group in chosen:
             rank, found = group.to_file({form.path: _pair(form, merged) for form in group.forms_in(merged)})
             rank_here, alpha = scales[group.forms_in(merged)[0].path]
@@ -64,17 +97,47 @@ def save(
     left = [module for group in everything if not group.forms_in(merged) for module in group.modules]
     parameters = {module for group in chosen if group.is_parameter for module in group.modules}
     is_transposed = any(form.axis_of_outputs == 1 for group in chosen for form in group.forms)
-    config = written_config(modules, left, parameters, adapters.dropout, is_transposed, **others)
+    config = written_config(
+        modules,
+        left,
+        parameters,
+        adapters.dropout,
+        is_transposed,
+        base_model_name_or_path=base_model_name_or_path,
+        task_type=task_type,
+    )
     write_adapter(folder, config, arrays, overwrite)
 
 
-def load(
-    model: AdapterMethods, filepath: str | os.PathLike[str], weight_map: WeightMap | None, dropout: float | None
+def load_adapter(
+    model: ModelBase,
+    filepath: str | os.PathLike[str],
+    *,
+    weight_map: WeightMap | None = None,
+    dropout: float | None = None,
 ) -> None:
-    """Set the adapters of a model to those in files; see `Model.load_adapter`."""
-    session, adapters = model._with_weights(), model._record.adapters
-    folder, everything = adapter_folder("load_adapter", filepath), _groups(model, session, weight_map)
-    merged = merged_weights(model, session)
+    """Load factors that `save_adapter` or `peft` wrote. A model without adapters gets them.
+
+    Weights that are parts of one module each get its factor A, and their rows of B. Our blocks are found by the
+    zeros of B: where all of B is zero, as in a model that was saved untrained, the factors get the sum of the
+    ranks, unless `enable_lora` gives the ranks first. A copy of the base's embeddings, which peft adds to the
+    factors of embeddings, is not loaded.
+
+    Args:
+        filepath: the folder.
+        weight_map: names of weights in the base's files; see `save_adapter`.
+        dropout: instead of the fraction in the files, if the model has no adapters.
+
+    Raises:
+        ModelError: the files cannot be read, have unsupported options such as DoRA, or do not fit the model; all
+            problems are listed, and the model stays as it is.
+        FileNotFoundError: a file does not exist.
+
+    Source: `peft.PeftModel.from_pretrained`.
+    """
+    built, adapters = model._with_weights(), model._record.adapters
+    folder, everything = adapter_folder("load_adapter", filepath), _groups(model, built, weight_map)
+    merged = merged_weights(model, built)
     here = None if adapters is None else {path: _scale(one, adapters.weights) for path, one in merged.items()}
     read: list[tuple[AdapterFiles, dict[str, Pair], Scales]] = []
 
@@ -95,8 +158,8 @@ def load(
     Rendezvous("a load of an adapter").each(look)
     ((files, pairs, scales),) = read
     if adapters is None:
-        enable(model, **arguments_for(scales, files.dropout if dropout is None else dropout))
-        merged = merged_weights(model, session)
+        enable_lora(model, **arguments_for(scales, files.dropout if dropout is None else dropout))
+        merged = merged_weights(model, built)
     forms = {form.path: form for group in everything for form in group.forms}
     for path, pair in pairs.items():
         for factor, value in zip(merged[path].factors, forms[path].from_file(*pair), strict=True):
@@ -173,10 +236,10 @@ def _scale(one: MergedWeight, weights: Scales) -> tuple[int, float]:
     return rank, one.layer.lora_alpha or rank
 
 
-def _groups(model: AdapterMethods, session: BuiltModel, weight_map: WeightMap | None) -> list[Group]:
+def _groups(model: ModelBase, built: BuiltModel, weight_map: WeightMap | None) -> list[Group]:
     """Return the form in files of each weight that LoRA can adapt, in groups of one module."""
-    candidates = {one.weight: one for one in candidates_in(session) if one.dims}
-    shapes = {path: session.cell.row(path).shape for path in candidates}
+    candidates = {one.weight: one for one in candidates_in(built) if one.dims}
+    shapes = {path: built.cell.row(path).shape for path in candidates}
     pieces, _ = (weight_map or model._map_of_base() or WeightMap()).pieces_of(shapes)
     found: list[Form] = []
     for path, one in candidates.items():

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flax import nnx
 
@@ -24,16 +24,14 @@ from keras_dist.formats.lora_weights import merged_weights
 from keras_dist.layers import Embedding, Layer, MixtureOfExperts
 from keras_dist.layers.base.lora import Adapted, Factors, LoraLayer, owner_of
 from keras_dist.layers.convolutional.convolution import BaseConvolution
-from keras_dist.models.initialization import change_weights
+from keras_dist.models.model_base import ModelBase
 from keras_dist.models.model_record import Adapters
+from keras_dist.models.weight_changes import change_weights
 from keras_dist.training.adapters import ROOT, add_factors, is_factor, remove_factors
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import compile_rule, positions_of
 from keras_dist.training.naming import layers_below
 from keras_dist.variables.variable import Variable
-
-if TYPE_CHECKING:
-    from keras_dist.models.adapter_methods import AdapterMethods
 
 _LISTED = 20
 
@@ -73,13 +71,13 @@ def enumerated(problems: Sequence[str]) -> str:
     return "; ".join(problems[:_LISTED]) + more
 
 
-def candidates_in(session: BuiltModel) -> list[Candidate]:
+def candidates_in(built: BuiltModel) -> list[Candidate]:
     """Return all layers of a model, or all parameters of a foreign module."""
-    return [*(_parameters(session) if session.cell.graph.is_foreign else _layers(session))]
+    return [*(_parameters(built) if built.cell.graph.is_foreign else _layers(built))]
 
 
-def _layers(session: BuiltModel) -> Iterator[Candidate]:
-    for path, layer in layers_below(session.model):
+def _layers(built: BuiltModel) -> Iterator[Candidate]:
+    for path, layer in layers_below(built.model):
         if isinstance(layer, LoraLayer):
             weight = f"{path}/{layer.lora_names[0]}".lstrip("/")
             dims = getattr(getattr(layer, layer.lora_names[0], None), "dim_names", ())
@@ -105,10 +103,10 @@ def _reason(layer: Adapted) -> str:
     return ""
 
 
-def _parameters(session: BuiltModel) -> Iterator[Candidate]:
-    graph = session.cell.graph
-    modules = {tree_paths.visible(path): node for path, node in nnx.iter_graph(session.model)}
-    for spec, parts, place in zip(graph.specs, graph.parts, positions_of(session.model, graph.parts), strict=True):
+def _parameters(built: BuiltModel) -> Iterator[Candidate]:
+    graph = built.cell.graph
+    modules = {tree_paths.visible(path): node for path, node in nnx.iter_graph(built.model)}
+    for spec, parts, place in zip(graph.specs, graph.parts, positions_of(built.model, graph.parts), strict=True):
         if spec.role != "parameter" or spec.factor_of is not None:
             continue
         name, owner = str(parts[-1]), modules.get(parts[:-1])
@@ -139,12 +137,12 @@ def _form_of(owner: Any, name: str, ndim: int) -> tuple[Kind, DimNames]:
     return kind, (*[LAYERS] * (ndim - len(names)), *names) if names else ()
 
 
-def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
+def chosen(built: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
     """Return the candidates that patterns match; raise one error for all patterns without a match, and all misfits."""
     rules = [layers] if isinstance(layers, str) else [*layers] if isinstance(layers, Iterable) else []
     if not rules or not all(isinstance(rule, str) for rule in rules):
         raise argument_error("layers", layers, "a regular expression for paths, or a list of them", example=".*/query")
-    candidates = candidates_in(session)
+    candidates = candidates_in(built)
     able = [name for one in candidates if not one.reason for name in one.names[:1]]
     found: dict[int, Candidate] = {}
     problems: list[str] = []
@@ -153,7 +151,7 @@ def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
         matches = [one for one in candidates if any(map(pattern.fullmatch, one.names))]
         found |= {id(one): one for one in matches}
         if not matches:
-            others = [row.path for row in session.cell.plan.rows if pattern.fullmatch(row.path)]
+            others = [row.path for row in built.cell.plan.rows if pattern.fullmatch(row.path)]
             hint = f"; LoRA does not adapt {others[0]!r}" if others else _hint(rule, able)
             problems.append(f"{rule!r} matches none{hint}")
     problems += [f"{one.names[0]!r}: {one.reason}" for one in found.values() if one.reason]
@@ -173,22 +171,60 @@ def _hint(rule: str, able: Sequence[str]) -> str:
     return f"; the nearest path is {near!r}" if near else ""
 
 
-def enable(
-    model: AdapterMethods,
+def enable_lora(
+    model: ModelBase,
     rank: int,
     layers: str | Iterable[str],
-    alpha: float | None,
-    dropout: float,
+    *,
+    alpha: float | None = None,
+    dropout: float = 0.0,
     rank_pattern: Mapping[str, int] | None = None,
     alpha_pattern: Mapping[str, float] | None = None,
 ) -> None:
-    """Adapt the weights that patterns choose, and freeze all others; see `Model.enable_lora`."""
+    r"""Freeze all weights, and train low-rank updates of the weights of some layers.
+
+    A layer computes `inputs @ kernel + alpha / rank * dropout(inputs) @ A @ B`. The factors A (inputs, rank) and B
+    (rank, outputs) are float32, sharded as the dims of the kernel, and become weights of the model; a kernel with
+    several dims of inputs or outputs has them in A or B. A stack of kernels has a stack of factors. B is zero at
+    first. Experts have factors each. The optimizer has slots for the factors alone; a compiled model has it
+    reset, with a warning if it has taken steps.
+
+    In models of `from_nnx` each call adds the update to the kernels: the backward pass computes gradients of
+    whole kernels. The factors are below `lora`. Before `merge_lora`, `model.module` computes without the update.
+
+    Args:
+        rank: the rank of the updates.
+        layers: regular expression, or several, for whole paths of `Dense`, `EinsumDense`, `Embedding`,
+            `MixtureOfExperts` and convolutions, or of their weights. In models of `from_nnx` for paths of
+            parameters, or of modules with a `kernel` or `embedding`.
+        alpha: scaling factor; the updates are multiplied by `alpha / rank`. By default the rank of each layer.
+        dropout: fraction of the inputs of the factors to drop in training; not for embeddings, and not available
+            for experts and in models of `from_nnx`.
+        rank_pattern: other ranks, by regular expressions for paths as in `layers`; the first that matches counts.
+        alpha_pattern: other scaling factors.
+
+    Raises:
+        ModelError: an argument cannot be used; a pattern matches nothing, or layers that cannot be adapted, all of
+            which are listed; the model has adapters, shares weights with another model, or is being trained. The
+            model stays as it is.
+        LayoutError: layout rules cannot be applied to the factors. The model stays as it is.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> from keras_dist import layers
+        >>> model = kd.Sequential([kd.Input((8,)), layers.Dense(16, name="up"), layers.Dense(8, name="down")])
+        >>> model.enable_lora(rank=2, layers="up|down", alpha=4)
+        >>> [weight.path for weight in model.trainable_weights]
+        ['up/lora_kernel_a', 'up/lora_kernel_b', 'down/lora_kernel_a', 'down/lora_kernel_b']
+
+    Source: Hu et al. 2021, arXiv:2106.09685; `peft.LoraConfig`.
+    """
     rank = check_size("rank", rank)
     alpha = check_optional(check_number, "alpha", alpha, above=0)
     dropout = check_number("dropout", dropout, 0, below=1, example=0.05)
-    session = model._with_weights()
-    _check_free(model, session)
-    candidates = chosen(session, layers)
+    built = model._with_weights()
+    _check_free(model, built)
+    candidates = chosen(built, layers)
     if dropout and any(one.kind == "experts" for one in candidates):
         given, fix = f"dropout={dropout}", "dropout=0, as in peft; or choose other layers"
         raise ModelError("enable_lora: `dropout` is not available for experts", given=given, fix=fix)
@@ -197,18 +233,18 @@ def enable(
     sizes = {one.weight: ranks.get(one.weight, rank) for one in candidates}
     scales = {path: (size, alphas.get(path, size if alpha is None else alpha)) for path, size in sizes.items()}
     factors = {path: Factors(*scale, splits_inputs=True, dropout=dropout) for path, scale in scales.items()}
-    if session.cell.graph.is_foreign:
+    if built.cell.graph.is_foreign:
         if dropout:
             given, fix = f"dropout={dropout}", "dropout=0; or nnx.Dropout in the module; or a model of layers"
             raise ModelError("enable_lora: `dropout` is not available for flax.nnx modules", given=given, fix=fix)
         kernels = {one.parts: (one.dims, factors[one.weight]) for one in candidates}
-        change_weights(session, {"": session.model}, functools.partial(add_factors, session.model, kernels), is_factor)
+        change_weights(model, {"": built.model}, functools.partial(add_factors, built.model, kernels), is_factor)
         frozen: tuple[Variable, ...] = ()
     else:
-        frozen = _freezable(session, candidates)
+        frozen = _freezable(built, candidates)
         adapted = {one.weight: one.layer for one in candidates if one.layer is not None}
         change = functools.partial(_adapt, adapted.values(), factors.values(), frozen)
-        change_weights(session, {"": session.model, **_owners(adapted)}, change)
+        change_weights(model, {"": built.model, **_owners(adapted)}, change)
     model._record.adapters = Adapters(scales, dropout, frozen)
 
 
@@ -259,11 +295,11 @@ def _adapt(layers: Iterable[Adapted], factors: Iterable[Factors], frozen: Iterab
         layer.adapt(one)
 
 
-def _freezable(session: BuiltModel, candidates: Iterable[Candidate]) -> tuple[Variable, ...]:
+def _freezable(built: BuiltModel, candidates: Iterable[Candidate]) -> tuple[Variable, ...]:
     """Return the trained weights but the adapted ones; raise for weights of a flax module, which have other owners."""
     adapted = {one.weight for one in candidates}
-    paths = [row.path for row in session.cell.plan.rows if session.is_trainable(row.path)]
-    held = {path: session.cell.held(path) for path in paths if path not in adapted}
+    paths = [row.path for row in built.cell.plan.rows if built.is_trainable(row.path)]
+    held = {path: built.cell.held(path) for path in paths if path not in adapted}
     foreign = [path for path, variable in held.items() if not isinstance(variable, Variable)]
     if foreign:
         given = f"trainable weights of flax modules: {', '.join(map(repr, foreign[:_LISTED]))}"
@@ -272,7 +308,7 @@ def _freezable(session: BuiltModel, candidates: Iterable[Candidate]) -> tuple[Va
     return tuple(held.values())
 
 
-def _check_free(model: AdapterMethods, session: BuiltModel) -> None:
+def _check_free(model: ModelBase, built: BuiltModel) -> None:
     if model._record.keras_model is not None:
         given = "a model that from_keras made"
         fix = "call enable_lora of Keras's layers before Model.from_keras"
@@ -281,23 +317,31 @@ def _check_free(model: AdapterMethods, session: BuiltModel) -> None:
         given = f"adapters of {len(model._record.adapters.weights)} weights"
         fix = "call model.merge_lora() first, or choose all layers in one call"
         raise ModelError("enable_lora: the model has adapters already", given=given, fix=fix)
-    if session.cell.graph.is_foreign and ROOT in vars(session.model):
-        given = f"a {type(session.model).__name__} with the attribute {ROOT!r}"
+    if built.cell.graph.is_foreign and ROOT in vars(built.model):
+        given = f"a {type(built.model).__name__} with the attribute {ROOT!r}"
         raise ModelError("enable_lora: the name of the factors is taken", given=given, fix="rename the attribute")
 
 
-def merge(model: AdapterMethods) -> None:
-    """Add all updates to their weights, remove the factors, and train as before; see `Model.merge_lora`."""
-    session, adapters = model._with_weights(), model._record.adapters
-    merged = merged_weights(model, session)
+def merge_lora(model: ModelBase) -> None:
+    """Add the updates of LoRA to their weights, on the devices, and remove the factors.
+
+    The sums have the dtype of the weights. The model computes the same, and trains the weights that it trained
+    before `enable_lora`. The optimizer of a compiled model is reset; `fit` warns if it had taken steps. Updates of
+    layers on which `enable_lora` was called are merged, too.
+
+    Raises:
+        ModelError: the model has no adapters, or is being trained.
+    """
+    built, adapters = model._with_weights(), model._record.adapters
+    merged = merged_weights(model, built)
     if not merged:
         raise ModelError("merge_lora: the model has no adapters", fix="model.enable_lora(rank=8, layers='.*/query')")
     model._check_idle("merge_lora")
-    with session.cell.lock:
+    with built.cell.lock:
         for one in merged.values():
-            one.merge(session.cell)
+            one.merge(built.cell)
     layers = {one.path: one.layer for one in merged.values() if one.layer is not None}
-    merged_after = model._compile_config if session.cell.steps_taken else None
+    merged_after = model._compile_config if built.cell.steps_taken else None
 
     def remove() -> None:
         for layer in layers.values():
@@ -305,9 +349,9 @@ def merge(model: AdapterMethods) -> None:
         for variable in () if adapters is None else adapters.frozen:
             variable.freeze(False)
 
-    change: Callable[[], None] = remove if layers else functools.partial(remove_factors, session.model)
+    change: Callable[[], None] = remove if layers else functools.partial(remove_factors, built.model)
     source = model._record.source
     trainable = None if source is None else source.trainable
-    change_weights(session, {"": session.model, **_owners(layers)}, change, trainable)
+    change_weights(model, {"": built.model, **_owners(layers)}, change, trainable)
     model._merged_after = merged_after
     model._record.adapters = None

@@ -22,6 +22,7 @@ from keras_dist.models.functional import replaced
 from keras_dist.models.model import Model
 from keras_dist.models.model_distribution import in_place_of
 from keras_dist.models.sequential import Sequential, takes_layers
+from keras_dist.models.weight_creation import build_for
 from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
 from keras_dist.serialization.object_configs import lambdas_kept
 from keras_dist.serialization.shared_objects import SharedObjects
@@ -126,7 +127,7 @@ class _Cloning:
             layers = [clones[name] for name in model._chain.names]
             clone = type(model)(layers=[*inputs, *layers], **arguments_but(model, "layers"))
             if graph is None and not inputs and model._record.built_for is not None:
-                clone._build_for(model._record.built_for)
+                build_for(clone, model._record.built_for)
             return clone
         values = dict(zip(map(id, model.inputs), inputs, strict=True))
         names = {id(step.operation): step.name for step in steps}

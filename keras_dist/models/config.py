@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -13,13 +14,13 @@ from keras_dist._support.types import PyTree
 from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.models.functional import Graph, GraphStep
+from keras_dist.models.model_base import ModelBase
 from keras_dist.ops import OPERATIONS
-from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
-from keras_dist.serialization.shared_objects import one_config_written
+from keras_dist.serialization import custom_object_scope, deserialize_keras_object, serialize_keras_object
+from keras_dist.serialization.shared_objects import one_config_read, one_config_written
 from keras_dist.symbolic.tensors import KerasTensor, Node, Operation
 
-if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import SavingMethods
+Made = TypeVar("Made", bound=ModelBase)
 
 _GRAPH = {"layers", "input_layers", "output_layers"}
 _TENSOR = "__keras_tensor__"
@@ -35,18 +36,18 @@ def takes_graph(cls: type) -> bool:
     return {"inputs", "outputs"} <= {*parameters} or {_ANY_LISTED, _ANY_NAMED} <= kinds
 
 
-def is_of_graph(model: SavingMethods) -> bool:
+def is_of_graph(model: ModelBase) -> bool:
     """Return whether the model's constructor got symbolic inputs and outputs."""
     return model._graph is not None and takes_graph(type(model)) and any(name in model._arguments for name in _OF_GRAPH)
 
 
-def arguments_but(model: SavingMethods, *names: str) -> dict[str, Any]:
+def arguments_but(model: ModelBase, *names: str) -> dict[str, Any]:
     """Return the model's constructor arguments except `names`, with the current name and `trainable`."""
     others = {name: value for name, value in model._arguments.items() if name not in names}
     return others | {"name": model.name, "trainable": model.trainable}
 
 
-def check_not_of_keras(model: SavingMethods) -> None:
+def check_not_of_keras(model: ModelBase) -> None:
     """Raise for a model of `from_keras`, which only Keras can save."""
     if model._record.keras_model is not None:
         given = f"model {model.name!r}, which wraps a keras.Model"
@@ -54,7 +55,7 @@ def check_not_of_keras(model: SavingMethods) -> None:
         raise ModelError("a model that from_keras made is saved by Keras", given=given, fix=fix)
 
 
-def check_described(model: SavingMethods) -> None:
+def check_described(model: ModelBase) -> None:
     """Check that a model consists of layers, which a config can describe."""
     check_not_of_keras(model)
     if not model._may_add_losses:
@@ -62,7 +63,7 @@ def check_described(model: SavingMethods) -> None:
         raise ConfigError("a model of a flax.nnx module has no config", given="a model that from_nnx made", fix=fix)
 
 
-def graph_config(model: SavingMethods) -> dict[str, Any]:
+def graph_config(model: ModelBase) -> dict[str, Any]:
     """Return the config of a functional model: layers, their calls, and the origins of inputs and outputs."""
     graph: Any = model._graph
 
@@ -231,3 +232,56 @@ def _read_step(entry: Any, tensors: _Tensors) -> _ReadStep:
     if isinstance(operation, InputLayer):
         tensors.add(entry["name"], 0, operation.output)
     return _ReadStep(entry["name"], operation, calls)
+
+
+def get_config(model: ModelBase) -> dict[str, Any]:
+    """Return the model without its weights as plain values that JSON can represent.
+
+    The config of a functional model contains its layers and calls, as in Keras; for other models it contains the
+    arguments of the constructor. Explicit layouts are lists of axes. `from_config` finds registered subclasses. A
+    subclass whose constructor takes more than plain values overrides `get_config` and `from_config`.
+
+    Raises:
+        ConfigError: a layer or an argument cannot be serialized.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> from keras_dist import layers
+        >>> inputs = kd.Input((8,), name="x")
+        >>> model = kd.Model(inputs, layers.Dense(3, name="d1")(inputs))
+        >>> again = kd.Model.from_config(model.get_config())
+        >>> [weight.path for weight in again.weights]
+        ['d1/kernel', 'd1/bias']
+    """
+    if not is_of_graph(model):
+        check_described(model)
+        with one_config_written():
+            return super(ModelBase, model).get_config()
+    return graph_config(model)
+
+
+def from_config(cls: type[Made], config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Made:
+    """Create a model from the result of `get_config`, with new weights on the current distribution.
+
+    Args:
+        config: plain values.
+        custom_objects: classes and functions by name, in addition to registered ones.
+
+    Raises:
+        ConfigError: the config is damaged, or names a class or function that is not registered.
+    """
+    with custom_object_scope(custom_objects), one_config_read():
+        return super(ModelBase, cls).from_config(with_graph(cls, config))
+
+
+def to_json(model: ModelBase, **kwargs: Any) -> str:
+    """Return the model without its weights as JSON, which `models.model_from_json` reads.
+
+    Args:
+        **kwargs: arguments of `json.dumps`.
+
+    Raises:
+        ConfigError: a layer or an argument cannot be serialized.
+    """
+    with one_config_written():
+        return json.dumps(serialize_keras_object(model), **kwargs)

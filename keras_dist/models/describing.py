@@ -7,8 +7,8 @@ owner, and a copy is a model of its own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, SupportsIndex
 
 import jax
 import numpy as np
@@ -25,24 +25,23 @@ from keras_dist.layers.base.layer_record import layers_inside
 from keras_dist.mixed_precision import under_policy
 from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described, check_not_of_keras
+from keras_dist.models.model_base import ModelBase
 from keras_dist.models.model_distribution import in_place_of
+from keras_dist.models.weight_creation import build_for, create_weights
 from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
 from keras_dist.serialization.object_configs import is_lambda, lambdas_kept
 from keras_dist.serialization.shared_objects import one_config_read, one_config_written
 from keras_dist.symbolic.tensors import KerasTensor
 
-if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import SavingMethods
 
-
-def described(model: SavingMethods) -> Description:
+def described(model: ModelBase) -> Description:
     """Return the description of a model of layers."""
     check_described(model)
     model._with_weights()
     return Description(_written_model(model), written_compile(model), model.dtype_policy.identifier)
 
 
-def documents_of(model: SavingMethods) -> dict[str, Any]:
+def documents_of(model: ModelBase) -> dict[str, Any]:
     """Return the JSON documents, beside the arrays, from which `load_model` recreates the model."""
     check_not_of_keras(model)
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
@@ -52,7 +51,7 @@ def documents_of(model: SavingMethods) -> dict[str, Any]:
     return documents if lora is None else {**documents, LORA: lora}
 
 
-def _written_model(model: SavingMethods) -> dict[str, Any]:
+def _written_model(model: ModelBase) -> dict[str, Any]:
     """Return the config of a model; warn of lambdas, whose code no file holds."""
     with one_config_written():
         written = serialize_keras_object(model)
@@ -85,7 +84,7 @@ def _lambdas_in(written: Any, place: str = "", layer: str | None = None) -> Iter
             yield from _lambdas_in(part, place)
 
 
-def written_compile(model: SavingMethods) -> dict[str, Any]:
+def written_compile(model: ModelBase) -> dict[str, Any]:
     """Return the arguments of `compile` as plain values; empty, with a warning, if they have none."""
     try:
         return model.get_compile_config()
@@ -100,8 +99,8 @@ def written_compile(model: SavingMethods) -> dict[str, Any]:
 _END = "_shape"
 
 
-def written_build(model: SavingMethods) -> dict[str, Any] | None:
-    """Return the argument of `build_as`; None without weights, or if none is needed. See `Model.get_build_config`."""
+def get_build_config(model: ModelBase) -> dict[str, Any] | None:
+    """Return the argument of `build_from_config`; None without weights, or if none is needed."""
     record = model._record
     if model._graph is not None or (record.built_for is None and not record.built_by_name):
         return None
@@ -113,8 +112,8 @@ def written_build(model: SavingMethods) -> dict[str, Any] | None:
     }
 
 
-def build_as(model: SavingMethods, config: Mapping[str, Any]) -> None:
-    """Create the weights of a model for the inputs that `written_build` or Keras described."""
+def build_from_config(model: ModelBase, config: Mapping[str, Any]) -> None:
+    """Create the weights for the inputs that `get_build_config` described."""
     dtypes = config.get("input_dtype")
     if "shapes_dict" in config:
         shapes = {name.removesuffix(_END): shape for name, shape in config["shapes_dict"].items()}
@@ -123,11 +122,11 @@ def build_as(model: SavingMethods, config: Mapping[str, Any]) -> None:
             for name, shape in shapes.items()
         }
         if model._built is None:
-            model._create_weights((), tensors)
+            create_weights(model, (), tensors)
     elif dtypes is None:
         model.build(config["input_shape"])
     else:
-        model._build_for(_tensors(config["input_shape"], dtypes))
+        build_for(model, _tensors(config["input_shape"], dtypes))
 
 
 def _shapes(tensors: PyTree) -> PyTree:
@@ -144,8 +143,15 @@ def _tensors(shapes: PyTree, dtypes: PyTree) -> PyTree:
     return structure.unflatten([KerasTensor(shape, dtype) for shape, dtype in pairs])
 
 
-def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the `__reduce__` value of a model: it is recreated on the current distribution, with optimizer state."""
+def reduced(model: ModelBase, protocol: SupportsIndex = 4) -> tuple[Any, ...]:
+    """Return the arguments with which `pickle` and `copy` recreate the model, on the then current distribution.
+
+    Raises:
+        ConfigError: the model cannot be serialized.
+        ModelError: the job has several processes.
+
+    Source: `keras.src.saving.keras_saveable.KerasSaveable.__reduce__`.
+    """
     if jax.process_count() > 1:
         summary = f"model {model.name!r} cannot be pickled or copied in a job of several processes"
         given = f"{jax.process_count()} processes, each of which holds a part of the weights"
@@ -157,15 +163,15 @@ def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.identifier)
     state = None
     if model._built is not None or model._is_built:
-        session = model._with_weights()
+        built = model._with_weights()
         with model.at_rest():
-            arrays = [host_copy(array) for array in session.cell.arrays]
-        state = (session.seed, session.fits, dict(zip(names_of(session), arrays, strict=True)))
+            arrays = [host_copy(array) for array in built.cell.arrays]
+        state = (built.seed, built.fits, dict(zip(names_of(built), arrays, strict=True)))
     return _unpickled, (custom_objects, *documents, state, written(model._record.adapters))
 
 
-def copied(model: SavingMethods) -> Any:
-    """Return a copy of the model with copied arrays, on the same distribution."""
+def copied(model: ModelBase, memo: Any = None) -> Any:
+    """Return a copy of the model on the same distribution."""
     make, arguments = reduced(model)
     made_under = model._record.made_under if arguments[4] is None else model._with_weights().distribution
     with contextlib.nullcontext() if made_under is None else made_under.scope(), in_place_of(model):
@@ -180,18 +186,18 @@ def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, sta
             model.compile_from_config(compiled)
     if state is not None:
         seed, fits, values = state
-        session = model._with_weights()
+        built = model._with_weights()
         if lora:
             model.enable_lora(**lora)
-        session.use_seed(seed)
-        session.fits = fits
-        cell = session.cell
-        if missing := [name for name in names_of(session) if name not in values]:
+        built.use_seed(seed)
+        built.fits = fits
+        cell = built.cell
+        if missing := [name for name in names_of(built) if name not in values]:
             summary = f"a copy of model {model.name!r} that is made from its config has other weights"
             given = f"{', '.join(map(repr, missing[:6]))} in the copy, not in the model"
             fix = "let get_config and from_config of its layers describe all layers inside of them"
             raise ModelError(summary, given=given, fix=fix)
-        places = zip(names_of(session), cell.arrays, jax.tree.leaves(cell.state_plan.shardings), strict=True)
+        places = zip(names_of(built), cell.arrays, jax.tree.leaves(cell.state_plan.shardings), strict=True)
         cell.arrays = [place_copy(_like(array, values[name]), sharding) for name, array, sharding in places]
     return model
 
@@ -218,16 +224,35 @@ def variables_of(model: Any, kind: str) -> list[tuple[str, Any]]:
     return found
 
 
-def state_tree_of(model: Any, value_format: str) -> dict[str, Any]:
-    """Return the values of variables as nested dicts; see `Model.get_state_tree`."""
+def get_state_tree(model: ModelBase, value_format: str = "backend_tensor") -> dict[str, Any]:
+    """Return the values of all variables, as nested dicts by the names in their paths.
+
+    Args:
+        value_format: `"backend_tensor"` for arrays of JAX, `"numpy_array"` for arrays on the host.
+
+    Returns:
+        A dict with `"trainable_variables"`, `"non_trainable_variables"`, `"optimizer_variables"` and
+        `"metrics_variables"`.
+
+    Raises:
+        ModelError: two variables of a kind have the same path, or `value_format` is none of these.
+    """
     if value_format not in ("backend_tensor", "numpy_array"):
         summary = "get_state_tree: invalid `value_format` argument"
         raise ModelError(summary, given=shorten(value_format), fix='"backend_tensor" or "numpy_array"')
     return {kind: _nested(variables_of(model, kind), value_format == "numpy_array") for kind in _KINDS}
 
 
-def set_state_tree_of(model: Any, state_tree: Mapping[str, Any]) -> None:
-    """Set the variables with paths in nested dicts; ignore other paths. See `Model.set_state_tree`."""
+def set_state_tree(model: ModelBase, state_tree: Mapping[str, Any]) -> None:
+    """Set the variables whose paths are in nested dicts, such as `get_state_tree` returns.
+
+    Args:
+        state_tree: values by kind of variable, then by path. Variables without a value stay unchanged; paths that
+            the model does not have are ignored.
+
+    Raises:
+        ModelError: `state_tree` contains another kind.
+    """
     unknown = [kind for kind in state_tree if kind not in _KINDS]
     if unknown:
         fix = f"take the form that get_state_tree() returns: {', '.join(_KINDS)}"

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,25 +25,49 @@ from keras_dist.files.tensor_format import fetched
 from keras_dist.formats.save_formats import check_free
 from keras_dist.jobs.job import print_message
 from keras_dist.jobs.rendezvous import Rendezvous
+from keras_dist.models.model_base import ModelBase
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.outputs import Outputs
-
-if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import SavingMethods
 
 FORMAT = "jax_export"
 
 
 def export(
-    model: SavingMethods,
+    model: ModelBase,
     filepath: str | os.PathLike[str],
-    format: str,
-    verbose: bool | None,
-    input_signature: PyTree,
-    batch_size: int | None,
-    platforms: str | Sequence[str] | None,
+    format: str = FORMAT,
+    verbose: bool | None = None,
+    input_signature: PyTree = None,
+    *,
+    batch_size: int | None = None,
+    platforms: str | Sequence[str] | None = None,
 ) -> None:
-    """Write the computation of `predict` as a program that runs without the model code; see `Model.export`."""
+    """Export the computation of `predict` as a program that runs without the model code, and its weights.
+
+    The program runs on one device; weights are gathered on the host. In a job all processes must call it; the
+    first one writes, and all raise its error. Batches and other dims of unknown size may have any size. See
+    `kd.export` for the folder, and `kd.export.load` to load it.
+
+    Args:
+        filepath: path of a new folder, whose parent folder must exist.
+        format: `"jax_export"`, a program of StableHLO.
+        verbose: whether to print the path.
+        input_signature: shapes and dtypes of the inputs, None for dims of any size: an `InputSpec`, or any object
+            with `shape` and `dtype`, in the structure of the inputs; a list of one is unwrapped. By default the
+            inputs for which the model was built; required for models of `from_nnx`.
+        batch_size: the size of all batches; None for any size.
+        platforms: some of `"cpu"`, `"cuda"`, `"rocm"` and `"tpu"`. By default `cpu`, `cuda` and `tpu`; if that
+            fails, the current platform, with a warning.
+
+    Raises:
+        ModelError: the path exists, the weights do not exist yet, the inputs are unknown, an argument is invalid,
+            or the model cannot be lowered; for batches of any size, the error asks for `batch_size`.
+        OSError: a file cannot be written.
+
+    Differs from Keras: the format; existing folders are not replaced.
+
+    Source: `keras.Model.export`; `jax.export`.
+    """
     place = check_path("filepath", filepath, "exported")
     if is_elsewhere(place):
         given = "a path in a bucket or of another kind of storage"
@@ -56,12 +80,12 @@ def export(
     if batch_size is not None:
         check_batch_size(batch_size)
     wanted = (platforms,) if isinstance(platforms, str) else platforms
-    session = model._with_weights()
+    built = model._with_weights()
     structure, arrays = _signature(model, input_signature)
     shapes = [(batch_size, *shape[1:]) if shape and shape[0] is None else shape for shape, _ in arrays]
-    handles = {row.path: session.variable(row.path) for row in session.cell.plan.rows}
-    with session.cell.lock:
-        function, weights = _predict_of(session)
+    handles = {row.path: built.variable(row.path) for row in built.cell.plan.rows}
+    with built.cell.lock:
+        function, weights = _predict_of(built)
         lowered = Lowered(function, weights, structure, shapes, [dtype for _, dtype in arrays], wanted)
         names = leaf_paths(filled(structure, [np.zeros(())] * len(arrays)))
         outputs = filled(lowered.output_structure, list(lowered.program.out_avals))
@@ -74,7 +98,7 @@ def export(
         print_message(f"Saved artifact at {str(path)!r}.")
 
 
-def _signature(model: SavingMethods, given: PyTree) -> tuple[Structure, list[tuple[Dims, Any]]]:
+def _signature(model: ModelBase, given: PyTree) -> tuple[Structure, list[tuple[Dims, Any]]]:
     """The structure of the inputs, and shape and dtype of each."""
     if model._graph is not None and model._graph.host_nodes:
         raise ModelError(
@@ -111,12 +135,12 @@ def _array_of(spec: Any, default: Any) -> tuple[Dims, Any]:
 
 
 def _predict_of(
-    session: BuiltModel,
+    built: BuiltModel,
 ) -> tuple[Callable[[dict[str, jax.Array], PyTree], PyTree], dict[str, jax.ShapeDtypeStruct]]:
     """Return `predict` as a function of weights by path and inputs, on one device, and the shapes of the weights."""
-    cell, step = session.cell, session.cell.steps_taken
+    cell, step = built.cell, built.cell.steps_taken
     device = cell.mesh.backend_mesh.local_devices[0]
-    forward = dataclasses.replace(session.forward, distribution=DataParallel(devices=[device]).snapshot(), plan=None)
+    forward = dataclasses.replace(built.forward, distribution=DataParallel(devices=[device]).snapshot(), plan=None)
     paths = [row.path for row in cell.plan.rows]
     arrays = dict(zip(paths, cell.leaves(), strict=True))
     implementations = {path: jax.random.key_impl(array) for path, array in arrays.items() if is_key_dtype(array.dtype)}

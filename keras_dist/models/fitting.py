@@ -1,224 +1,343 @@
-"""Conversion of the arguments of `fit`, `evaluate` and `predict` to batches, epochs and callbacks."""
+"""`fit`, `evaluate` and `predict`, and the same for single batches."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 
 from keras_dist import random
-from keras_dist._support.arguments import check_int, check_number, check_option, is_int
-from keras_dist._support.located_warnings import warn
+from keras_dist._support.arguments import check_callable, check_option
+from keras_dist._support.located_warnings import each_warning_once, warn
 from keras_dist._support.types import PyTree
-from keras_dist.callbacks import Callback, CallbackList, History
-from keras_dist.callbacks.terminate_on_nan import warns_of_nan
-from keras_dist.config.settings import limited, max_epochs, max_steps_per_epoch
-from keras_dist.data.adapters import Source, is_data_set, source_of, unpack_or_inputs
+from keras_dist.callbacks import Callback, History
 from keras_dist.data.arrays import ArraySource
-from keras_dist.data.batch import BatchKeys
-from keras_dist.data.batching import Batching, Streaming, Validation
-from keras_dist.data.conversion import OF_BATCHES, Arrays, are_batches, check_batch_size, weights_of_classes
-from keras_dist.data.streams import StreamSource
-from keras_dist.errors import DataError, ModelError, shorten
+from keras_dist.jobs.job import process_count
+from keras_dist.models import fit_arguments
+from keras_dist.models.model_base import ModelBase
+from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.loop import Mode
 from keras_dist.training.step import ModuleCall
 
-if TYPE_CHECKING:
-    from keras_dist.models.trainer import Trainer
 
-Examples = Batching | Streaming
-
-
-def batching(
-    source: Source, batch_size: Any, steps: Any, size_argument: str = "batch_size", steps_argument: str = "steps"
-) -> Batching | Streaming:
-    """Divide a source into batches of `batch_size`, 32 by default, or into `steps` batches."""
-    if steps is not None:
-        steps = check_steps(steps_argument, steps)
-    if isinstance(source, StreamSource):
-        if batch_size is not None:
-            given = f"{size_argument}={shorten(batch_size)}, {source.title}"
-            fix = f"leave out {size_argument}, or let the source make larger or smaller batches"
-            error = DataError(f"`{size_argument}` cannot be given beside batches", given=given, fix=fix)
-            # Keras ignores it; its guides pass it with a PyDataset and a DataLoader of torch
-            warn(f"{error}; it is ignored")
-        return Streaming(source, limited(steps_argument, steps, max_steps_per_epoch()), steps_argument)
-    default = 32 if steps is None else -(-source.length // steps)
-    batch_size = check_batch_size(batch_size, size_argument, default)
-    if steps is None and source.length <= batch_size * (max_steps_per_epoch() or 0):
-        return Batching(source, batch_size)
-    return Batching(source, batch_size, limited(steps_argument, steps, max_steps_per_epoch()))
-
-
-def source(model: Trainer, x: Any, y: PyTree = None, sample_weight: PyTree = None, only_inputs: bool = False) -> Source:
-    """Return the source of examples, with inputs transformed by the model's host layers."""
-    return source_of(x, y, sample_weight, prepare=prepare_of(model), keys=keys_of(model, only_inputs))
-
-
-def keys_of(model: Trainer, only_inputs: bool = False) -> BatchKeys | None:
-    """Return the argument `batch_keys` of `compile`."""
-    keys = model._chosen().batch_keys
-    return keys.of_inputs() if only_inputs and keys is not None else keys
-
-
-def arrays_of_batch(
-    model: Trainer, x: PyTree, y: PyTree = None, sample_weight: PyTree = None, only_inputs: bool = False
-) -> tuple[PyTree, PyTree, PyTree]:
-    """Return the inputs of the compiled part of the model, the targets and the weights of a batch."""
-    keys = keys_of(model, only_inputs)
-    if keys is not None and y is None and sample_weight is None:
-        x, y, sample_weight = unpack_or_inputs(x, keys, "the batch")
-    return model._prepared(x), y, sample_weight
-
-
-def prepare_of(model: Trainer) -> Callable[[PyTree], PyTree] | None:
-    """Return the transformation of inputs by the model's host layers; None without host layers."""
-    return model._prepared if model._has_host_part else None
-
-
-def training_sources(
-    model: Trainer,
-    arrays: tuple[Any, PyTree, PyTree],
-    class_weight: Mapping[int, float] | None,
-    validation_split: float,
-    validation_data: Any,
-) -> tuple[Source, Source | None]:
-    """Return the examples for training and for validation."""
-    check_number("validation_split", validation_split, 0, below=1, example=0.2, error=DataError)
-    examples, validation = source(model, *arrays), None
-    if validation_data is not None:
-        inputs = None if model._graph is None else len(jax.tree.leaves(model._graph.inputs))
-        validation = validation_source(validation_data, prepare_of(model), keys_of(model), inputs)
-    elif validation_split:
-        examples, validation = split_source(examples, validation_split)
-    return weighted_by_class(examples, class_weight), validation
-
-
-def weighted_by_class(source: Source, class_weight: Mapping[int, float] | None) -> Any:
-    """Return the source with example weights multiplied by class weights."""
-    if class_weight is None:
-        return source
-    if isinstance(source, StreamSource):
-        return source.weighted(class_weight)
-    if not isinstance(source, ArraySource):
-        raise _not_in_memory("class_weight", source)
-    x, y, sample_weight = source.arrays
-    return ArraySource(x, y, weights_of_classes(y, class_weight, sample_weight), source.name)
-
-
-def split_source(source: Source, validation_split: float) -> tuple[ArraySource, ArraySource]:
-    """Split off the last rows for validation."""
-    if not isinstance(source, ArraySource):
-        raise _not_in_memory("validation_split", source)
-    at = math.floor(source.length * (1.0 - validation_split))
-    if at in (0, source.length):
-        summary = "`validation_split` leaves no rows to train on" if at == 0 else "`validation_split` takes no rows"
-        given = f"validation_split={validation_split} of {source.length} rows"
-        raise DataError(summary, given=given, fix="another part, or more examples")
-    return source.split(at)
-
-
-def validation(source: Source | None, fit_size: Any, batch_size: Any, steps: Any, freq: Any) -> Validation | None:
-    """Return the validation examples and their epochs; None without examples."""
-    epochs = freq if isinstance(freq, list) else [freq]
-    if not epochs or not all(is_int(epoch, 1) for epoch in epochs):
-        summary = "`validation_freq` must be an integer of at least 1, or a list of epochs, counted from 1"
-        fix = "for example validation_freq=2, or [1, 10] for the first and the tenth epoch"
-        raise ModelError(summary, given=f"validation_freq={shorten(freq)}", fix=fix)
-    freq = list(map(int, epochs)) if isinstance(freq, list) else int(freq)
-    if source is None:
-        return None
-    if batch_size is None and not isinstance(source, StreamSource):
-        batch_size = fit_size
-    return Validation(batching(source, batch_size, steps, "validation_batch_size", "validation_steps"), freq)
-
-
-def validation_source(
-    validation_data: Any,
-    prepare: Callable[[PyTree], PyTree] | None = None,
-    keys: BatchKeys | None = None,
-    inputs: int | None = None,
-) -> Source:
-    """Return the examples of `validation_data`, for a model with this number of inputs."""
-    if is_data_set(validation_data) or (keys is not None and isinstance(validation_data, Mapping)):
-        return source_of(validation_data, name="validation ", prepare=prepare, keys=keys)
-    fits = isinstance(validation_data, tuple | list) and len(validation_data) in (2, 3)
-    is_list = are_batches(validation_data) and not (fits and inputs in (None, len(validation_data[0])))
-    if is_list or not fits:
-        raise DataError(
-            "`validation_data` must be (x, y), (x, y, sample_weight) or a data set",
-            given=f"{type(validation_data).__name__}"
-            + (f" of length {len(validation_data)}" if isinstance(validation_data, tuple | list) else "")
-            + (", whose items are tuples, as batches are" if is_list else ""),
-            fix=OF_BATCHES if is_list else "fit(..., validation_data=(x_test, y_test))",
-        )
-    x, y, *weights = validation_data
-    return source_of(x, y, *weights, name="validation ", prepare=prepare)
-
-
-def _not_in_memory(argument: str, source: Source) -> DataError:
-    given = f"{argument}, and {type(source).__name__} of {source.title}"
-    fix = "split the dataset, or let it return sample weights"
-    return DataError(f"`{argument}` is for arrays", given=given, fix=fix)
-
-
-def checked_seed(model: Trainer, mode: Mode, seed: Any, call: ModuleCall | None = None) -> int | None:
-    """Return `seed`; raise if the step of this mode draws nothing from the `rngs` of a call."""
-    if seed is None:
-        return None
-    source = model._record.source
-    takes_rngs = source is not None and source.call is not None and not model._record.keras_model
-    if call is None and (not takes_rngs or model._chosen().is_own(mode)):
-        given = f"seed={shorten(seed)}, a model that does not draw from the `rngs` of a call"
-        fix = "draw from the `rngs` of a call; reset layers with a seed by seed_generator.state.assign((1, 0))"
-        raise ModelError("`seed` has no effect on this model", given=given, fix=fix)
-    return random.check_seed(seed)
-
-
-def callback_list(
-    model: Trainer,
-    callbacks: Iterable[Callback] | Callback | None,
-    verbose: int | str,
-    examples: Examples,
+def fit(
+    model: ModelBase,
+    x: Any = None,
+    y: PyTree = None,
+    batch_size: int | None = None,
     epochs: int = 1,
-    add_history: bool = False,
-) -> CallbackList:
-    """Return the callbacks with a history and progress bar, set up for the model."""
-    check_option("verbose", verbose, (0, 1, 2, "auto"))
-    params = {"verbose": verbose, "epochs": epochs, "steps": examples.steps_of_epoch}
-    if not isinstance(callbacks, CallbackList):
-        return CallbackList(callbacks, add_history, bool(verbose), model, **params)
-    if add_history and callbacks.history is None:
-        callbacks.append(History())
-    callbacks.set_params(params)
-    callbacks.set_model(model)
-    return callbacks
+    verbose: int | str = "auto",
+    callbacks: Iterable[Callback] | Callback | None = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool = True,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: PyTree = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int | list[int] = 1,
+    *,
+    seed: int | None = None,
+) -> History:
+    """Train the model on the examples in `x` and `y`.
+
+    In a job all processes call it with the same examples. Each process gathers the rows of its devices, after a
+    comparison that `check_data` of `initialize` chooses. Under a distribution with `auto_shard_dataset=False` each
+    process passes its own examples instead: the same number of batches, of the same `batch_size`, which then counts
+    rows of one process.
+
+    Args:
+        x: inputs: an array (examples, ...) of any library, a table or sparse matrix, lists of numbers, or a pytree
+            of these. Or a dataset of batches `(x, y)` or `(x, y, sample_weight)`: a `PyDataset`, a
+            `tf.data.Dataset`, a torch or grain loader, a generator or another iterable. Or an object with `__len__`
+            and `__getitem__` that returns such examples.
+        y: targets for inputs that are arrays: an array or a pytree of arrays.
+        batch_size: rows of one step on all devices together; by default 32, or the size that divides the examples
+            into `steps_per_epoch` batches. The last batch may be partial. Not for datasets of batches.
+        epochs: the epoch at which training ends.
+        verbose: 0 for silence, 1 or "auto" for a progress bar, 2 for a line for each epoch.
+        callbacks: called in order; see `keras_dist.callbacks.Callback`.
+        validation_split: part of the examples that is evaluated instead of trained on: the last ones before
+            shuffling. Ignored with `validation_data`. For arrays only.
+        validation_data: `(x, y)`, `(x, y, sample_weight)` or a dataset, evaluated after each epoch on the same
+            batches: batches of a generator are kept in memory, unless it is evaluated only once.
+        shuffle: whether the rows of arrays and examples, and the batches of a `PyDataset`, are shuffled in each
+            epoch. Iterables keep their order.
+        class_weight: weights of examples by class, for targets that are class indices or one-hot; by default 1.
+            Used in training only.
+        sample_weight: a weight for each example; for several outputs also a list or dict of weights.
+        initial_epoch: the epoch at which training starts.
+        steps_per_epoch: number of batches in an epoch. The next epoch continues where it stopped; it ends early,
+            with a warning, if the data ends. Needed for endless data. Without it one pass over a generator is an
+            epoch, after which training ends, with a warning if epochs remain.
+        validation_steps: number of batches that are evaluated; by default all. Needed for a generator that is
+            evaluated more than once. If there are fewer batches, a warning is shown.
+        validation_batch_size: by default `batch_size`; not for datasets of batches.
+        validation_freq: number of epochs between two evaluations, or a list of epochs, counted from 1.
+        seed: fixes only the order of rows; by default it follows from the seed of the model.
+
+    Returns:
+        A `History` with the loss and metrics of each epoch, also available as `model.history`. The loss is the mean
+        of the losses of the batches, weighted by their rows; for `"causal_lm"`, by the weights of their tokens. If
+        other losses divide by weights of tokens, a weighted metric gives the mean over all tokens.
+
+    Raises:
+        ModelError: the model is not compiled, or an argument cannot be used.
+        DistributionError: the current distribution is not the distribution of the model.
+        DataError: the data cannot be batched, split or weighted.
+    """
+    model._check_compiled("fit")
+    check_option("shuffle", shuffle, (False, True))
+    numbers = fit_arguments.epoch_range(initial_epoch, epochs)
+    source, held_out = fit_arguments.training_sources(
+        model, (x, y, sample_weight), class_weight, validation_split, validation_data
+    )
+    examples = fit_arguments.batching(source, batch_size, steps_per_epoch, steps_argument="steps_per_epoch")
+    validation = fit_arguments.validation(
+        held_out, batch_size, validation_batch_size, validation_steps, validation_freq
+    )
+    if validation is not None:
+        validation = validation.repeatable(numbers)
+    fit_arguments.find_layout(model, examples)
+    built = model._ready_to_train("fit", examples.source.x)
+    if validation is not None:
+        built.check_measures("fit with validation")
+    shuffle_key = built.next_shuffle_key() if seed is None else (random.check_seed(seed),)
+    hooks = fit_arguments.callback_list(model, callbacks, verbose, examples, numbers.stop, add_history=True)
+    model._record.history = hooks.history
+    processes = 1 if built.distribution.auto_shard_dataset else process_count()
+    model._record.batch = fit_arguments.shapes_of_batch(examples, processes)
+    facts = {"class_weight": None if class_weight is None else sorted(class_weight.items())}
+    with built.cell.training(), each_warning_once():
+        hooks.history.timing = built.step_runner.fit(
+            examples, numbers, shuffle_key if shuffle else None, validation, hooks, facts
+        )
+    built.warn_of_trainable()
+    return hooks.history
 
 
-def shapes_of_batch(examples: Examples, processes: int) -> Arrays:
-    """Return the shapes of a batch of training examples that each of these processes has."""
-    like = examples.source.like
-    rows = examples.batch_size if isinstance(examples, Batching) else len(jax.tree.leaves(like)[0])
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows * processes, *leaf.shape[1:]), leaf.dtype), like)
+def history(model: ModelBase) -> History | None:
+    """The `History` of the last `fit`, complete or interrupted; None before the first."""
+    return model._record.history
 
 
-def keras_result(model: Trainer, method: str, values: dict[str, float], return_dict: bool) -> Any:
-    """Return logs in the form of Keras: a dict, a single value, or a list. Warn if the loss is NaN."""
-    warns_of_nan(model, values, method)
-    if return_dict:
-        return values
-    return next(iter(values.values())) if len(values) == 1 else list(values.values())
+def evaluate(
+    model: ModelBase,
+    x: Any = None,
+    y: PyTree = None,
+    batch_size: int | None = None,
+    verbose: int | str = "auto",
+    sample_weight: PyTree = None,
+    steps: int | None = None,
+    callbacks: Iterable[Callback] | Callback | None = None,
+    return_dict: bool = False,
+    *,
+    seed: int | None = None,
+) -> Any:
+    """Compute the loss and the metrics over the examples.
+
+    Args:
+        x: inputs, or a dataset; see `fit`.
+        y: targets of arrays.
+        batch_size: rows of one step; by default 32, or the size that divides the examples into `steps` batches.
+        verbose: 0 for silence, 1 or "auto" for a progress bar.
+        sample_weight: a weight for each example.
+        steps: number of batches; by default all.
+        callbacks: called in order.
+        return_dict: whether to return a dict by name.
+        seed: fixes the `rngs` of the `call` of a `from_nnx` model; by default they follow from the seed of the
+            model and differ in each call of `evaluate`. See `predict`.
+
+    Returns:
+        The loss; with metrics the list `[loss, *metrics]`; with `return_dict` a dict. The loss is the mean of the
+        losses of the batches, weighted by their rows; for `"causal_lm"`, by the weights of their tokens.
+
+    Raises:
+        ModelError: the model is not compiled with a loss, or an argument cannot be used.
+        DistributionError: the model is on one device, and the current distribution is another one.
+        DataError: the data cannot be batched.
+
+    Differs from Keras: `seed`.
+    """
+    model._check_compiled("evaluate")
+    examples = fit_arguments.batching(fit_arguments.source(model, x, y, sample_weight), batch_size, steps)
+    built = _on_its_mesh(model, "evaluate", examples.source.x)
+    built.check_measures("evaluate")
+    draw = built.next_draw(fit_arguments.checked_seed(model, "test", seed))
+    hooks = fit_arguments.callback_list(model, callbacks, verbose, examples)
+    with each_warning_once():
+        values = built.step_runner.evaluate(examples, hooks, draw)
+    return fit_arguments.keras_result(model, "evaluate", values, return_dict)
 
 
-def check_steps(argument: str, value: Any, alternative: str = "None") -> int:
-    """Check and return a number of steps."""
-    return check_int(argument, value, 1, alternative=alternative, example=10)
+def predict(
+    model: ModelBase,
+    x: Any,
+    batch_size: int | None = None,
+    verbose: int | str = "auto",
+    steps: int | None = None,
+    callbacks: Iterable[Callback] | Callback | None = None,
+    *,
+    call: ModuleCall | None = None,
+    local: bool = False,
+    seed: int | None = None,
+) -> PyTree:
+    """Return the outputs for all examples, in order, as NumPy arrays; equal in all processes of a job.
+
+    If each process passes its own examples (`auto_shard_dataset=False`), the outputs contain the rows of all
+    processes in the order of the batches; `data.process_rows` returns the rows of each process.
+
+    An output whose first dim is not the rows of the batch, such as a scalar or a table, has an entry for each
+    batch: `(batches, ...)`, also for one batch. `predict_on_batch` returns it unchanged. A table that is as long as
+    every batch is taken for rows; use another `batch_size` to distinguish them.
+
+    Args:
+        x: inputs, or a dataset whose targets are ignored; see `fit`.
+        batch_size, verbose, steps, callbacks: as in `evaluate`.
+        call: `call(module, x, training, rngs) -> y_pred`, used instead of the call of the model: another method of
+            the same weights; see `from_nnx`. Each function is compiled once: define it outside of loops.
+        local: whether a process of a job returns only the outputs for its own rows (`data.process_rows`), which are
+            then not transferred.
+        seed: fixes the `rngs` of `call`; by default they follow from the seed of the model and differ in each call
+            of `predict`. Each batch has its own `rngs`, equal on every mesh: random numbers depend on the seed and
+            on `batch_size`. Layers with seed generators do not draw from `rngs`.
+
+    Raises:
+        ModelError: an output has neither rows nor one shape in all batches, or an argument cannot be used.
+        DistributionError: the model is on one device, and the current distribution is another one.
+        DataError: the data cannot be batched.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> import numpy as np
+        >>> from flax import nnx
+        >>> class Autoencoder(nnx.Module):
+        ...     def __init__(self, rngs):
+        ...         self.encoder = nnx.Linear(8, 2, rngs=rngs)
+        ...         self.decoder = nnx.Linear(2, 8, rngs=rngs)
+        ...
+        ...     def encode(self, x):
+        ...         return self.encoder(x)
+        ...
+        ...     def __call__(self, x):
+        ...         return self.decoder(self.encode(x))
+        >>> def encode(module, x, training, rngs):
+        ...     return module.encode(x)
+        >>> model = kd.Model.from_nnx(Autoencoder)
+        >>> x = np.ones((5, 8))
+        >>> model.predict(x, verbose=0).shape, model.predict(x, verbose=0, call=encode).shape
+        ((5, 8), (5, 2))
+
+    Differs from Keras: `call`, `local` and `seed`; outputs without rows are stacked, where Keras raises an error or
+    concatenates them.
+    """
+    if call is not None:
+        check_callable("call", call, "module, x, training, rngs")
+    check_option("local", local, (False, True))
+    examples = fit_arguments.batching(fit_arguments.source(model, x, only_inputs=True), batch_size, steps)
+    built = _on_its_mesh(model, "predict", examples.source.x)
+    draw = built.next_draw(fit_arguments.checked_seed(model, "predict", seed, call))
+    hooks = fit_arguments.callback_list(model, callbacks, verbose, examples)
+    return built.step_runner.predict(examples, hooks, draw, call, local)
 
 
-def epoch_range(initial_epoch: Any, epochs: Any) -> range:
-    """Return the range of epochs from `initial_epoch` to `epochs`."""
-    first = check_int("initial_epoch", initial_epoch, 0)
-    last = check_int("epochs", epochs, 0, example=3)
-    return range(first, limited("epochs", last, max_epochs()))
+def train_on_batch(
+    model: ModelBase,
+    x: Any,
+    y: PyTree = None,
+    sample_weight: PyTree = None,
+    class_weight: Mapping[int, float] | None = None,
+    return_dict: bool = False,
+) -> Any:
+    """Run one training step on a batch; see `fit`.
+
+    Returns:
+        The loss of this batch before the step; with metrics the list `[loss, *metrics]`; or a dict.
+
+    Raises:
+        ModelError: the model is not compiled.
+        DistributionError: the current distribution is not the distribution of the model.
+        DataError: the rows cannot be batched.
+
+    Differs from Keras: values are for this batch, not means since the last `reset_metrics`.
+    """
+    x, y, sample_weight = fit_arguments.arrays_of_batch(model, x, y, sample_weight)
+    built = model._ready_to_train("train_on_batch", x)
+    source = fit_arguments.weighted_by_class(ArraySource(x, y, sample_weight), class_weight)
+    with built.cell.training():
+        values = built.step_runner.train_batch(source)
+    return fit_arguments.keras_result(model, "train_on_batch", values, return_dict)
+
+
+def test_on_batch(
+    model: ModelBase, x: Any, y: PyTree = None, sample_weight: PyTree = None, return_dict: bool = False
+) -> Any:
+    """Compute the loss and the metrics of a batch; see `evaluate`."""
+    x, y, sample_weight = fit_arguments.arrays_of_batch(model, x, y, sample_weight)
+    model._check_compiled("test_on_batch")
+    built = _on_its_mesh(model, "test_on_batch", x)
+    built.check_measures("test_on_batch")
+    values = built.step_runner.test_batch(ArraySource(x, y, sample_weight), built.next_draw())
+    return fit_arguments.keras_result(model, "test_on_batch", values, return_dict)
+
+
+def predict_on_batch(model: ModelBase, x: Any, *, local: bool = False) -> PyTree:
+    """Return the outputs for a batch; see `predict`."""
+    check_option("local", local, (False, True))
+    x, _, _ = fit_arguments.arrays_of_batch(model, x, only_inputs=True)
+    built = _on_its_mesh(model, "predict_on_batch", x)
+    return built.step_runner.predict_batch(ArraySource(x), built.next_draw(), local)
+
+
+def lower_train_step(model: ModelBase, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> jax.stages.Lowered:
+    """Lower the train step for a batch without running it; `.compile()` shows its memory and collectives.
+
+    Raises:
+        ModelError: the model is not compiled.
+    """
+    x, y, sample_weight = fit_arguments.arrays_of_batch(model, x, y, sample_weight)
+    return model._compiled("lower_train_step", x).step_runner.lower_train(ArraySource(x, y, sample_weight))
+
+
+def _on_its_mesh(model: ModelBase, method: str, x: Any) -> BuiltModel:
+    """Return the built model; raise if it is on one device, and the current distribution is another one."""
+    built = model._with_weights(x)
+    if built.cell.mesh.size == 1:
+        built.check_current_distribution(method)
+    return built
+
+
+def ready_to_train(model: ModelBase, method: str, x: Any) -> BuiltModel:
+    """Return the built model before training; warn of changes that training does not follow."""
+    built, before = model._compiled(method, x), model._merged_after
+    built.check_current_distribution(method)
+    built.warn_of_trainable()
+    if before is not None and before is model._compile_config and not any(_steps_taken(model, built)):
+        way = "`optimizer.iterations.assign(steps)` before it continues a schedule of its learning rate"
+        warn(f"{method}: the optimizer starts again without its state, since merge_lora; {way}")
+    model._merged_after = None
+    return built
+
+
+def _steps_taken(model: ModelBase, built: BuiltModel) -> list[int]:
+    return [int(getattr(one, "iterations", built.cell.state.step)) for one in model.optimizers.values()]
+
+
+def stop_flag(mode: Mode, method: str) -> Any:
+    """Return the attribute that ends the running `method` after the current step."""
+
+    def stops_of(model: Any) -> set[Mode]:
+        # without weights, callbacks that are called by hand have set it
+        return model._record.stops if model._built is None else model._built.step_runner.stops
+
+    def get(self: Any) -> bool:
+        return mode in stops_of(self)
+
+    def put(self: Any, value: Any) -> None:
+        stops = stops_of(self)
+        (stops.add if value else stops.discard)(mode)
+
+    return property(get, put, doc=f"Whether `{method}` ends after the current step. Callbacks set it for this run.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,6 @@ from keras_dist.layers.base.host_layer import as_rows
 from keras_dist.layers.base.other_frameworks import check_is_ours
 from keras_dist.symbolic.tensors import KerasTensor, Node, Operation, runs_on_host
 from keras_dist.training.naming import free_name, name_members
-
-if TYPE_CHECKING:
-    from keras_dist.models.content_methods import ContentMethods
 
 Place = tuple[str, int, int]  # origin of a tensor: name of a step, index of its call, index of an output of the call
 
@@ -243,8 +240,8 @@ def replaced(tree: PyTree, values: Mapping[int, Any]) -> PyTree:
     return jax.tree.map(lambda leaf: values.get(id(leaf), leaf) if isinstance(leaf, KerasTensor) else leaf, tree)
 
 
-def connect(model: ContentMethods, inputs: PyTree, outputs: PyTree) -> None:
-    """Set the graph and the layers of a functional model."""
+def connected(inputs: PyTree, outputs: PyTree) -> tuple[nnx.Dict, Graph]:
+    """Return the layers and the graph of a functional model."""
     nodes = nodes_between(inputs, outputs)
     layers = list({id(node.operation): node.operation for node in nodes if isinstance(node.operation, Layer)}.values())
     starts = input_layers(inputs)
@@ -252,8 +249,8 @@ def connect(model: ContentMethods, inputs: PyTree, outputs: PyTree) -> None:
     for layer in starts:
         layer.output.name = layer.name
     listed = _in_keras_order(layers, nodes, outputs)
-    model._members = nnx.Dict({names[id(layer)]: layer for layer in listed})
-    model._graph = Graph(inputs, outputs, nodes, {id(layer): names[id(layer)] for layer in layers})
+    members = nnx.Dict({names[id(layer)]: layer for layer in listed})
+    return members, Graph(inputs, outputs, nodes, {id(layer): names[id(layer)] for layer in layers})
 
 
 def input_layers(inputs: PyTree) -> list[InputLayer]:

@@ -91,11 +91,11 @@ def _made(description: Description, check: Check) -> tuple[Model, BuiltModel]:
     """Return the model of a description, compiled as described, and what was built for it."""
     with under_policy(description.policy):
         model = _of_config(description.config)
-        session = model._with_weights()
-        check(session.cell.graph.specs)
+        built = model._with_weights()
+        check(built.cell.graph.specs)
         if description.compiled:
             model.compile_from_config(description.compiled)
-    return model, session
+    return model, built
 
 
 def _of_config(config: Any) -> Model:
@@ -122,8 +122,8 @@ def _load_stored(stored: Stored, compile: bool, make: Callable[..., Model] | Non
             config = stored.document(CONFIG)
             with _reading(stored, CONFIG):
                 model = _of_config(config)
-                session = model._with_weights()
-            check_shapes(stored, session.cell.graph.specs)
+                built = model._with_weights()
+            check_shapes(stored, built.cell.graph.specs)
         if stored.has(LORA):
             lora = stored.document(LORA)
             with _reading(stored, LORA):

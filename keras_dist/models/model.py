@@ -1,61 +1,66 @@
-"""`Model`: layers that are trained together on the mesh of a distribution."""
+"""`Model`: layers that are trained together on the mesh of a distribution.
+
+The class is a table of its methods, which are functions of the modules beside this one.
+"""
+
+# The methods of `Layer` call their first parameter `self`, which Pyright takes for another signature.
+# pyright: reportAssignmentType=false
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import jax
 from flax import nnx
 
-from keras_dist._support.arguments import check_int, names_unknown_keywords
-from keras_dist._support.array_operators import values_in
-from keras_dist._support.text_tables import render
-from keras_dist._support.types import DTypeLike, PyTree
-from keras_dist.distribution.strategy import distribution as current_distribution
+from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
-from keras_dist.jobs.job import is_chief
-from keras_dist.layers.base.call_arguments import call_parameters, check_numbers
+from keras_dist.layers import Layer
 from keras_dist.layers.base.other_frameworks import check_is_ours
-from keras_dist.layers.base.shape_calls import stacked_dims
-from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.models.content_methods import ContentMethods
-from keras_dist.models.functional import connect, is_shape
-from keras_dist.models.model_record import ModuleSource, adopt, module_is_apart
-from keras_dist.models.summary import summary_parts
-from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
-from keras_dist.training.graph import Trainable
-from keras_dist.training.naming import named_layers
-from keras_dist.training.step import ModuleCall
-from keras_dist.variables import call_context
+from keras_dist.models import (
+    abstract_models,
+    adapter_saving,
+    adapters,
+    calling,
+    compiling,
+    config,
+    contents,
+    describing,
+    exporting,
+    fitting,
+    foreign_models,
+    layouts,
+    saving,
+    steps,
+    summary,
+    values,
+    weight_changes,
+    weight_creation,
+)
+from keras_dist.models.functional import connected
+from keras_dist.models.model_base import ModelBase
+
+if TYPE_CHECKING:
+    from flax.nnx.module import ModuleMeta as _LayerType
+else:
+    _LayerType = type(Layer)
 
 
-def _then_create_weights(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap `__init__`: create the weights after it, if the inputs are known, under the distribution before it."""
+class ModelType(_LayerType):
+    """The class of `Model` and its subclasses.
 
-    @functools.wraps(init)
-    def outermost(self: Any, *args: Any, **kwargs: Any) -> None:
-        record = self._record
-        if record.is_constructing:
-            init(self, *args, **kwargs)
-            return
-        record.is_constructing, record.made_under = True, current_distribution()
-        try:
-            init(self, *args, **kwargs)
-            self._check_initialised()
-        finally:
-            record.is_constructing = False
-        named_layers(self)
-        if self._graph is not None and self._awaits_layout is None and not stacked_dims():
-            self._with_weights()
-        self._await_layout()
+    Weights are planned after the constructor of a subclass, which may add layers after `super().__init__`.
+    """
 
-    return outermost
+    if not TYPE_CHECKING:  # which would take `Any` for the type of all models
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Make a model, and plan its weights if it knows its inputs."""
+            model = super().__call__(*args, **kwargs)
+            abstract_models.complete(model)
+            return model
 
 
-class Model(ContentMethods):
+class Model(ModelBase, metaclass=ModelType):
     """Layers that are trained together on the mesh of a distribution.
 
     The distribution is the current one when the model is made, or else when its weights are created. Without any, a
@@ -92,7 +97,6 @@ class Model(ContentMethods):
     Source: `keras.Model`.
     """
 
-    _has_module: bool = False  # made by `from_nnx` or `from_keras`; also of copies that NNX makes
     _takes_keep: ClassVar[bool] = True
     _never_called: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
@@ -106,7 +110,6 @@ class Model(ContentMethods):
         "stateless_call": "override `call`",
     }
 
-    @_then_create_weights
     def __init__(
         self,
         inputs: PyTree = None,
@@ -128,204 +131,106 @@ class Model(ContentMethods):
         if name is None and inputs is not None and type(self) is Model:
             self._base_name = self._name = "functional"
         if inputs is not None:
-            connect(self, inputs, outputs)
+            self._members, self._graph = connected(inputs, outputs)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let the constructor of a subclass create the weights at its end."""
-        super().__init_subclass__(**kwargs)
-        if "__init__" in vars(cls):
-            cls.__init__ = _then_create_weights(vars(cls)["__init__"])  # type: ignore[method-assign]
+    from_nnx = classmethod(foreign_models.from_nnx)
+    from_keras = classmethod(foreign_models.from_keras)
+    to_keras = foreign_models.to_keras
 
-    @classmethod
-    def from_nnx(
-        cls,
-        factory_or_module: nnx.Module | Callable[..., nnx.Module],
-        call: ModuleCall | None = None,
-        *,
-        trainable: Trainable = None,
-        seed: int | None = None,
-        dtype: DTypeLike | DTypePolicy | None = None,
-    ) -> Self:
-        """Create a model from any `flax.nnx.Module`, on the current distribution, by default on the first device.
+    build = calling.build
+    call = calling.call
+    __call__ = calling.__call__
+    compute_output_shape = calling.compute_output_shape
 
-        Under a mixed policy, steps cast floating inputs and parameters (`nnx.Param`) to half precision. Values,
-        gradients, slots, statistics, outputs, losses and metrics stay float32. Each module that owns parameters casts
-        its floating inputs, as a layer does. Values that a call assigns to a parameter are dropped. A module with an
-        attribute `dtype` computes in that dtype, on its float32 parameters. A warning names such modules, and modules
-        in which other float32 arrays promote half precision.
+    layers = property(contents.layers)
+    operations = property(contents.operations)
+    get_layer = contents.get_layer
+    inputs = property(contents.inputs)
+    outputs = property(contents.outputs)
+    input = property(contents.input)
+    output = property(contents.output)
+    input_names = property(contents.input_names)
+    output_names = property(contents.output_names)
+    input_shape = property(contents.input_shape)
+    output_shape = property(contents.output_shape)
+    variables = property(contents.variables)
+    weights = property(contents.weights)
+    count_params = contents.count_params
+    summary = summary.summary
+    is_host_side = property(contents.is_host_side)
+    transform = contents.transform
+    output_like = contents.output_like
 
-        Args:
-            factory_or_module: a function of `flax.nnx.Rngs` that makes the module; its arrays are created sharded,
-                never whole on one device. Its only required argument is called `rngs`, or is positional. Or an
-                existing module, which is copied and never changed. `model.module` is the module that is trained: pass
-                it, not the model, to functions of NNX and to other models.
-            call: `call(module, x, training, rngs) -> y_pred` for modules that are not called as `module(x)`; by default
-                `module.train()` or `module.eval()`, then `module(x)`.
-            trainable: filter of the trained variables: an NNX filter, or a regular expression for whole paths of
-                parameters; by default every `nnx.Param`.
-            seed: fixes initial values and Dropout; by default the seed of `kd.set_random_seed`, else a fresh seed.
-            dtype: a policy: `"mixed_bfloat16"`, `"mixed_float16"`, or with parameters that stay float32
-                `DTypePolicy("mixed_bfloat16", keep=".*norm.*|router/.*")`; by default the current policy.
+    distribution = property(layouts.distribution)
+    layout_plan = property(layouts.layout_plan)
+    state_plan = property(layouts.state_plan)
+    redistribute = layouts.redistribute
+    plan = layouts.plan
 
-        Raises:
-            ModelError: the factory does not return an NNX module, or `trainable` selects nothing.
-            LayoutError: the layout rules cannot be applied.
+    compile = compiling.compile
+    compiled = property(compiling.compiled)
+    optimizers = property(compiling.optimizers)
+    optimizer = property(compiling.optimizer)
 
-        Example:
-            >>> import keras_dist as kd
-            >>> from flax import nnx
-            >>> model = kd.Model.from_nnx(lambda rngs: nnx.Linear(8, 2, rngs=rngs), seed=0)
-            >>> [variable.path for variable in model.variables]
-            ['bias', 'kernel']
-        """
-        model = cls()
-        model._has_module = True
-        if dtype is not None:
-            model.dtype_policy = dtype
-        model._record.source = ModuleSource(factory_or_module, call, trainable, seed, model.dtype_policy)
-        return model._with_its_module()
+    fit = fitting.fit
+    evaluate = fitting.evaluate
+    predict = fitting.predict
+    train_on_batch = fitting.train_on_batch
+    test_on_batch = fitting.test_on_batch
+    predict_on_batch = fitting.predict_on_batch
+    lower_train_step = fitting.lower_train_step
+    history = property(fitting.history)
+    stop_training = fitting.stop_flag("train", "fit")
+    stop_evaluating = fitting.stop_flag("test", "evaluate")
+    stop_predicting = fitting.stop_flag("predict", "predict")
 
-    @classmethod
-    def from_keras(cls, model: Any, *, seed: int | None = None) -> Self:
-        """Create a model from a Keras model object, on the current distribution, by default on the first device.
+    train_step = steps.train_step
+    test_step = steps.test_step
+    predict_step = steps.predict_step
+    compute_loss = steps.compute_loss
+    stateless_compute_loss = steps.stateless_compute_loss
+    compute_loss_and_updates = steps.compute_loss_and_updates
+    compute_metrics = steps.compute_metrics
+    losses = property(steps.losses)
+    metrics = property(steps.metrics)
+    metrics_names = property(steps.metrics_names)
+    reset_metrics = steps.reset_metrics
+    get_metrics_result = steps.get_metrics_result
 
-        Any built `keras.Model` on Keras's JAX backend is accepted: functional, `Sequential`, subclassed, of KerasHub.
-        It is called through its `stateless_call`. Layout rules match Keras's `variable.path`. Losses of layers and
-        regularizers, masks, statistics and the seeds of Dropout work as in Keras's `fit`. The variables that Keras
-        trains now are trained: set `trainable` of its layers before.
+    state = property(values.state)
+    module = property(values.module, values.set_module)
+    merge = values.merge
+    split = values.split
+    stateless_call = values.stateless_call
+    apply_gradients = values.apply_gradients
+    get_state_tree = describing.get_state_tree
+    set_state_tree = describing.set_state_tree
 
-        The Keras object keeps its values on the host: no device has a whole copy beside the shards. It does not change
-        while this model is trained; `to_keras` writes the weights into it.
+    enable_lora = adapters.enable_lora
+    merge_lora = adapters.merge_lora
+    save_adapter = adapter_saving.save_adapter
+    load_adapter = adapter_saving.load_adapter
 
-        Args:
-            model: a built `keras.Model`. `compile()` without arguments uses the arguments with which it was compiled.
-            seed: fixes the order of rows; by default the seed of `kd.set_random_seed`, else a fresh seed.
+    save = saving.save
+    save_weights = saving.save_weights
+    load_weights = saving.load_weights
+    snapshot = saving.snapshot
+    at_rest = saving.at_rest
+    restore = saving.restore
+    export = exporting.export
 
-        Raises:
-            LayoutError: the layout rules cannot be applied.
-            ModelError: `model` is not a Keras model, runs on another backend, is not built, or has a distribution of
-                Keras.
-        """
-        source = adopt(model)
-        made = cls(name=model.name, dtype=model.dtype_policy.name)
-        made._has_module = True
-        made._record.source = ModuleSource.of_keras(source, seed)
-        made._record.keras_model = source
-        return made._with_its_module()
+    get_config = config.get_config
+    from_config: Any = classmethod(config.from_config)
+    to_json = config.to_json
+    get_build_config = describing.get_build_config
+    build_from_config = describing.build_from_config
+    get_compile_config = compiling.get_compile_config
+    compile_from_config = compiling.compile_from_config
+    __reduce_ex__ = describing.reduced
+    __deepcopy__ = describing.copied
+    __copy__ = describing.copied
 
-    def _with_its_module(self) -> Self:
-        """Create the weights, unless `fit` has to find their layout."""
-        if self._awaits_layout is None:
-            self._with_weights()
-        return self
-
-    def to_keras(self) -> Any:
-        """Write the weights to the Keras model object that was passed to `from_keras`, and return this object.
-
-        Its `predict`, `evaluate` and `save` then use them. It keeps them until the next call of `to_keras`. The
-        variables are gathered on the host one at a time. The state of the optimizer is not written. In a job all
-        processes must call it.
-
-        Raises:
-            ModelError: the model was not made by `from_keras`.
-        """
-        source = self._record.keras_model
-        if source is None:
-            summary = "to_keras: the model was not made by from_keras"
-            fix = "model.save(path), or keras_model.set_weights(model.get_weights()) with a Keras model like it"
-            raise ModelError(summary, given=f"a {type(self).__name__} of keras_dist", fix=fix)
-        for variable in self.variables:
-            source.take(variable.path, variable.numpy())
-        return source.model
-
-    def build(self, input_shape: PyTree = None) -> None:
-        """Create the weights for inputs of this shape, including the batch dim.
-
-        Args:
-            input_shape: one shape, or a list or dict of shapes; None for a model that knows its inputs.
-
-        Raises:
-            ModelError: the model does not accept such inputs.
-        """
-        if call_context.current() is not None or self._built is not None:
-            return  # in a call each layer builds itself
-        if input_shape is None:
-            self._with_weights()
-            return
-        self._build_for(jax.tree.map(lambda shape: KerasTensor(shape, self.dtype), input_shape, is_leaf=is_shape))
-
-    build.creates_weights = True  # type: ignore[attr-defined]  # of its layers; the model itself has none
-
-    def call(self, inputs: PyTree, training: bool | None = None, mask: PyTree = None) -> PyTree:
-        """Return the outputs of a functional model. Subclasses define their own."""
-        if self._has_module:
-            raise module_is_apart(self.name)
-        if self._graph is None:
-            raise NotImplementedError(f"{type(self).__name__} does not define call(self, inputs)")
-        return self._graph.on_devices.run(vars(self._members), inputs)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
-        """Return the outputs for arrays, on the model's mesh; for symbolic inputs symbolic outputs.
-
-        Arrays and NumPy floats are arguments of a compiled program. All other arguments are static: each value compiles
-        a program. They must be hashable, and must not change: an object whose class defines no `__eq__` is equal after
-        its attributes have changed, and gives the old outputs. Pass values that change as arrays.
-
-        Raises:
-            ModelError: the inputs do not fit, or an argument is neither an array nor hashable.
-        """
-        args, kwargs = values_in((args, kwargs))
-        is_symbolic = is_any_symbolic((args, kwargs))
-        if is_symbolic and self._graph is not None:
-            self._check_one_side()
-            return self._graph.structured(super().__call__(*args, **kwargs))
-        is_part = self._built is None and self._is_built
-        if is_symbolic or call_context.current() is not None or "_is_built" not in vars(self) or is_part:
-            return super().__call__(*args, **kwargs)
-        if args and self._has_host_part:
-            args = (self._prepared(args[0]), *args[1:])
-        check_numbers(call_parameters(type(self)), args, kwargs, self.name)
-        return self._with_weights(*args, **kwargs).call(args, kwargs)
-
-    def compute_output_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """Return the shapes of the outputs for inputs of this shape, including the batch dim."""
-        shapes = super().compute_output_shape(*args, **kwargs)
-        return shapes if self._graph is None else self._graph.structured(shapes)
-
-    compute_output_shape.is_default = True  # type: ignore[attr-defined]
-
-    @names_unknown_keywords
-    def summary(
-        self,
-        line_length: int | None = None,
-        positions: Sequence[float] | None = None,
-        print_fn: Callable[[str], object] | None = None,
-        expand_nested: bool = False,
-        show_trainable: bool = False,
-        layer_range: Sequence[str] | None = None,
-    ) -> None:
-        """Print a table of the layers, their output shapes, variables, layouts and bytes per device.
-
-        For models of `from_nnx` the table lists the variables only.
-
-        Args:
-            line_length: width of the table in characters; by default `COLUMNS` of the environment, else the width of
-                the terminal, 120 in a notebook, and the width of the table in a pipe or a file. In a small width cells
-                are wrapped and columns omitted; a line below the table names them.
-            positions: ignored; columns are as wide as their contents.
-            print_fn: called with the text instead of printing it, in a job in each process; by default the first
-                process prints.
-            expand_nested: whether the layers of inner models are listed.
-            show_trainable: whether a column shows which layers are trained.
-            layer_range: names of the first and last layer to show, or regular expressions for them.
-
-        Raises:
-            ModelError: an argument cannot be used.
-        """
-        if line_length is not None:
-            check_int("line_length", line_length, 40, alternative="None", example=120)
-        parts = summary_parts(self, expand_nested, show_trainable, layer_range)
-        if print_fn is not None:
-            print_fn(render(*parts, line_length=line_length))
-        elif is_chief():
-            sys.stdout.write(f"{render(*parts, line_length=line_length)}\n")
+    _with_weights = weight_creation.with_weights
+    _change_weights = weight_changes.change_weights
+    _ready_to_train = fitting.ready_to_train
+    _forward_on = abstract_models.forward_of

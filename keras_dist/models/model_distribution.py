@@ -7,10 +7,8 @@ of several processes the first of each process.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -18,7 +16,6 @@ from flax import nnx
 
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, PyTree
-from keras_dist.data.batching import Batching
 from keras_dist.distribution import devices
 from keras_dist.distribution.consistency import Fingerprint, check_agreement, facts_of_plan
 from keras_dist.distribution.data_parallel import DataParallel
@@ -30,13 +27,8 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import DistributionError, LayoutError, LayoutWarning
-from keras_dist.training.activations import resolve_remat
-from keras_dist.training.batch_placement import Examples
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.naming import layers_below
-
-if TYPE_CHECKING:
-    from keras_dist.models.trainer import Trainer
 
 
 def distribution_now(chosen: Distribution | None) -> Distribution:
@@ -92,24 +84,6 @@ def initial_state(
     """Create the initial state, after all processes have agreed on the program."""
     check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts_of_model()})
     return plan.init(init, np.uint32(seed))
-
-
-def find_layout(model: Trainer, examples: Examples) -> None:
-    """Find the layout of a model without weights that was created under `AutoParallel`, from its examples."""
-    asked: Any = model._record.made_under or current_distribution()
-    if model._built is not None or asked is None or not asked.is_searched:
-        return
-    if not isinstance(examples, Batching):
-        summary = "AutoParallel: the shapes of the batches are not known in advance"
-        fix = "pass arrays; or make the model under distribution.search(factory, (x, y), optimizer, loss).distribution"
-        raise DistributionError(summary, given=f"{examples.source.title}", fix=fix)
-    rows = min(examples.batch_size, examples.source.length)
-    batch = examples.source.gather(np.arange(rows), rows).arrays
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
-    found, record = asked.search(model, shapes), model._record
-    record.made_under = found.distribution
-    if found.best.remat is not None and record.choices is not None:
-        record.choices = dataclasses.replace(record.choices, remat=resolve_remat(found.best.remat))
 
 
 def no_layout_yet(given: str) -> DistributionError:

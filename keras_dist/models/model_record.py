@@ -133,8 +133,8 @@ class KerasModel:
         _set(self.places[tuple(path.split("/"))], value)
 
 
-def adopt(model: Any) -> KerasModel:
-    """Adopt a Keras model object; its variables then hold host copies, so that no device holds a whole one."""
+def held_on_host(model: Any) -> KerasModel:
+    """Let the variables of a Keras model object hold copies on the host, so that no device holds a whole one."""
     _check(model)
     for variable in model.variables:
         _set(variable, np.array(variable.value))
@@ -262,9 +262,16 @@ class ModuleSource:
         graph, _, found = self._traced(asked, needs_values=False)
         precision = self._precision
         seed = random.current_seed() if self.seed is None else self.seed
-        return Forward(graph, self.call, distribution_now(found), seed, self.compute_loss, precision=precision)
+        return Forward(
+            graph=graph,
+            call=self.call,
+            distribution=distribution_now(found),
+            seed=seed,
+            compute_loss=self.compute_loss,
+            precision=precision,
+        )
 
-    def session(self, asked: Distribution | None) -> BuiltModel:
+    def build(self, asked: Distribution | None) -> BuiltModel:
         """Create the weights under a distribution, by default on the first device."""
         check_not_forked()
         if asked is not None and asked.is_searched:
@@ -288,7 +295,14 @@ class ModuleSource:
             state = initial_state(plan, state_or_init, seed)
         cell, module = StateCell.of_own_module(graph, plan, state)
         return BuiltModel(
-            cell, self.call, distribution, seed, module, self.order, self.compute_loss, precision=self._precision
+            cell=cell,
+            call=self.call,
+            distribution=distribution,
+            seed=seed,
+            model=module,
+            order=self.order,
+            compute_loss=self.compute_loss,
+            precision=self._precision,
         )
 
     @property
@@ -333,7 +347,7 @@ class Adapters:
 class ModelRecord(LayerRecord):
     """State of a model outside of its NNX graph."""
 
-    session: BuiltModel | None = None  # arrays and steps; None before the weights are created
+    built: BuiltModel | None = None  # arrays and steps; None before the weights are created
     source: ModuleSource | None = None  # of a `from_nnx` or `from_keras` model
     choices: CompileConfig | None = None
     history: History | None = None  # of the last `fit`
@@ -341,11 +355,10 @@ class ModelRecord(LayerRecord):
     made_under: Distribution | None = None  # current when the model was made, or set by `redistribute`
     built_for: PyTree = None  # symbolic tensors for which the weights were created, if that is one argument
     built_by_name: dict[str, PyTree] = dataclasses.field(default_factory=dict[str, PyTree])  # by argument, if several
-    is_constructing: bool = False
     start: KerasTensor | None = None  # input of a `Sequential`
     seen: tuple[Any, Any] | None = None  # symbolic input and output of a `Sequential` without `Input`
     keras_model: KerasModel | None = None  # of a `from_keras` model
     losses_given: list[Any] | None = None  # value of `losses` while a loss is computed from values of variables
-    stops: set[Mode] = dataclasses.field(default_factory=set[Mode])  # set by callbacks before there is a session
+    stops: set[Mode] = dataclasses.field(default_factory=set[Mode])  # set by callbacks before there are weights
     adapters: Adapters | None = None  # of `enable_lora`
-    session_before: BuiltModel | None = None  # of a `Sequential` before layers were added or removed
+    built_before: BuiltModel | None = None  # of a `Sequential` before layers were added or removed

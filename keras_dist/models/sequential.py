@@ -15,6 +15,7 @@ from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
 from keras_dist.layers.base.host_layer import as_rows
 from keras_dist.layers.core.foreign_modules import as_layer
+from keras_dist.models.abstract_models import await_layout
 from keras_dist.models.config import arguments_but, read_layer, write_layer
 from keras_dist.models.functional import Graph, input_layers
 from keras_dist.models.model import Model
@@ -254,10 +255,10 @@ class Sequential(Model):
     def _arrange(self, layers: list[Layer], output: PyTree, nodes: Sequence[Node]) -> None:
         """Replace the layers, and if the input is known, the calls that lead to `output`."""
         record = self._record
-        if record.session is not None:
-            record.session.release_optimizers()
-            record.session_before = record.session
-        record.session = record.membership = record.built_for = record.seen = None
+        if record.built is not None:
+            record.built.release_optimizers()
+            record.built_before = record.built
+        record.built = record.membership = record.built_for = record.seen = None
         self._is_built = False
         starts = input_layers(record.start)
         members = name_members([*starts, *{id(layer): layer for layer in layers}.values()])
@@ -273,7 +274,7 @@ class Sequential(Model):
             self._members = nnx.Dict(members)
         self._chain = _Chain(tuple(names[id(layer)] for layer in layers))
         self._graph = Graph(record.start, output, tuple(nodes), names) if nodes else None
-        self._await_layout()
+        await_layout(self)
 
 
 _BUILT = ("input_shape", "input_dtype")

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from keras_dist._support.arguments import check_int
 from keras_dist._support.safe_patterns import pattern
-from keras_dist._support.text_tables import Table
+from keras_dist._support.text_tables import Table, render
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.lint import names_tensor
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import layout_table, render_axes, render_bytes, render_shape
 from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
+from keras_dist.jobs.job import is_chief
 from keras_dist.layers import Layer
-from keras_dist.models.initialization import plan_before_search
+from keras_dist.models.abstract_models import plan_before_search
+from keras_dist.models.model_base import ModelBase
 from keras_dist.symbolic.tensors import Operation, infer
 from keras_dist.training.activations import named_submodules, output_name
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.naming import by_prefix, layers_below, named_layers
 
-if TYPE_CHECKING:
-    from keras_dist.models.model import Model
-
 
 def summary_parts(
-    model: Model, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None
+    model: ModelBase, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None
 ) -> list[Table | str]:
     """Return a table of layers, or of variables for `from_nnx` models and without a layout yet, and lines of totals."""
     plan = plan_before_search(model)
@@ -37,17 +38,17 @@ def summary_parts(
         rows = [dataclasses.replace(row, rule="until fit finds one") for row in plan.rows]
         title = f"Model on mesh {plan.mesh.describe()}, for which AutoParallel has no layout yet"
         return [_variable_table(rows, title)]
-    session = model._built if model._graph is None else model._with_weights()
-    if session is None or model._may_add_losses:
-        table = layer_table(model, session, expand_nested, show_trainable, layer_range)
+    built = model._built if model._graph is None else model._with_weights()
+    if built is None or model._may_add_losses:
+        table = layer_table(model, built, expand_nested, show_trainable, layer_range)
     else:
-        plan = session.cell.plan
+        plan = built.cell.plan
         table = _variable_table(plan.rows, f"Model on mesh {plan.mesh.describe()}")
         table.rows += [
             (each.name, "", "", "", "input" if each.module is None else "activation", each.layout, each.rule, "", "")
-            for each in ruled_activations(session)
+            for each in ruled_activations(built)
         ]
-    return [table] if session is None else [table, *_totals(model, session)]
+    return [table] if built is None else [table, *_totals(model, built)]
 
 
 def _variable_table(rows: Sequence[Row], title: str) -> Table:
@@ -61,11 +62,11 @@ def _variable_table(rows: Sequence[Row], title: str) -> Table:
     return table
 
 
-def _totals(model: Model, session: BuiltModel) -> Iterator[str]:
+def _totals(model: ModelBase, built: BuiltModel) -> Iterator[str]:
     """Yield the lines of totals, Keras's lines first; unlike Keras, the first is without the optimizer."""
-    cell = session.cell
-    trained = {session.path_of(weight) for weight in model.trainable_weights}
-    rows = (cell.row(session.path_of(variable)) for variable in session.variables())
+    cell = built.cell
+    trained = {built.path_of(weight) for weight in model.trainable_weights}
+    rows = (cell.row(built.path_of(variable)) for variable in built.variables())
     weights = [row for row in rows if row.role in PLANNED_BY_RULE]
     known, state = {row.path for row in weights}, cell.state_plan.rows
     groups: dict[str, list[Row]] = {
@@ -76,7 +77,7 @@ def _totals(model: Model, session: BuiltModel) -> Iterator[str]:
         "Counters and random states": [row for row in state if row.role != "slot" and row.path not in known],
         "Whole training state": list(state),
     }
-    if session.choices is None:
+    if built.choices is None:
         del groups["Optimizer params"]
     for label, rows in groups.items():
         memory = "".join({f" in {row.memory_kind}": None for row in rows if row.memory_kind})
@@ -86,22 +87,22 @@ def _totals(model: Model, session: BuiltModel) -> Iterator[str]:
 
 
 def layer_table(
-    model: Model,
-    session: BuiltModel | None,
+    model: ModelBase,
+    built: BuiltModel | None,
     expand_nested: bool = False,
     show_trainable: bool = False,
     layer_range: Sequence[str] | None = None,
 ) -> Table:
     """Return the table of all layers with output shapes and variables."""
     entries = list(_entries(model))
-    arrays = _Arrays(model, session, expand_nested)
+    arrays = _Arrays(model, built, expand_nested)
     if layer_range is None:
         lines = [*(line for entry in entries for line in arrays.of_entry(entry)), *arrays.of_rest(model, entries)]
     else:
         lines = [line for entry in _between(layer_range, entries) for line in arrays.of_entry(entry)]
     headers = [*_HEADERS]
     headers[3:3] = ["connected to"] * any("connected to" in line for line in lines) + ["trainable"] * show_trainable
-    where = "" if session is None else f" on mesh {session.cell.mesh.describe()}"
+    where = "" if built is None else f" on mesh {built.cell.mesh.describe()}"
     return Table(
         f'Model: "{model.name}"{where}',
         headers,
@@ -126,11 +127,11 @@ class Ruled:
     rule: str
 
 
-def ruled_activations(session: BuiltModel) -> list[Ruled]:
+def ruled_activations(built: BuiltModel) -> list[Ruled]:
     """Return the activations with a layout rule, in the order of submodules, then inputs."""
-    distribution, found = session.distribution, dict[str, Ruled]()
+    distribution, found = built.distribution, dict[str, Ruled]()
     rules = distribution.layout_map
-    for _, paths in named_submodules(session.cell.graph.described()):
+    for _, paths in named_submodules(built.cell.graph.described()):
         for name in map(output_name, paths):
             layout = distribution.get_tensor_layout(name)
             if layout is not None:
@@ -169,7 +170,7 @@ def _entries(model: Any) -> Iterator[_Entry]:
             yield _Entry(step.name, step.operation, shape, "" if graph.is_chain else parents)
 
 
-def _shapes_along(model: Model) -> dict[int, str]:
+def _shapes_along(model: ModelBase) -> dict[int, str]:
     """Return the output shapes of the layers of a `Sequential` without `Input`, by the ids of layers."""
     nodes = model._record.nodes
     tensors = nodes[0].inputs if nodes else getattr(model._record, "built_for", None)
@@ -205,15 +206,15 @@ def _between(layer_range: Sequence[str], entries: list[_Entry]) -> list[_Entry]:
 class _Arrays:
     """The lines of a table for the variables of a model."""
 
-    def __init__(self, model: Model, session: BuiltModel | None, expand_nested: bool) -> None:
-        self._built = session
+    def __init__(self, model: ModelBase, built: BuiltModel | None, expand_nested: bool) -> None:
+        self._built = built
         self._expand_nested = expand_nested
         self._paths = {id(layer): path for path, layer in layers_below(model)}
-        rows = () if session is None else session.cell.plan.rows
+        rows = () if built is None else built.cell.plan.rows
         self._rows_by_prefix = by_prefix(rows, lambda row: (row.path,))
-        activations = [] if session is None else ruled_activations(session)
+        activations = [] if built is None else ruled_activations(built)
         self._activations = by_prefix(activations, lambda each: (each.module or "",))
-        self._trained = set() if session is None else {session.path_of(weight) for weight in model.trainable_weights}
+        self._trained = set() if built is None else {built.path_of(weight) for weight in model.trainable_weights}
 
     def of_entry(self, entry: _Entry, depth: int = 0) -> Iterator[_Line]:
         """Yield the line of a layer, then lines of its variables or inner layers."""
@@ -298,3 +299,39 @@ def _indent(depth: int) -> str:
 
 def _size(row: Row) -> int:
     return int(np.prod(row.shape, dtype=np.int64))
+
+
+def summary(
+    model: ModelBase,
+    line_length: int | None = None,
+    positions: Sequence[float] | None = None,
+    print_fn: Callable[[str], object] | None = None,
+    expand_nested: bool = False,
+    show_trainable: bool = False,
+    layer_range: Sequence[str] | None = None,
+) -> None:
+    """Print a table of the layers, their output shapes, variables, layouts and bytes per device.
+
+    For models of `from_nnx` the table lists the variables only.
+
+    Args:
+        line_length: width of the table in characters; by default `COLUMNS` of the environment, else the width of
+            the terminal, 120 in a notebook, and the width of the table in a pipe or a file. In a small width cells
+            are wrapped and columns omitted; a line below the table names them.
+        positions: ignored; columns are as wide as their contents.
+        print_fn: called with the text instead of printing it, in a job in each process; by default the first
+            process prints.
+        expand_nested: whether the layers of inner models are listed.
+        show_trainable: whether a column shows which layers are trained.
+        layer_range: names of the first and last layer to show, or regular expressions for them.
+
+    Raises:
+        ModelError: an argument cannot be used.
+    """
+    if line_length is not None:
+        check_int("line_length", line_length, 40, alternative="None", example=120)
+    parts = summary_parts(model, expand_nested, show_trainable, layer_range)
+    if print_fn is not None:
+        print_fn(render(*parts, line_length=line_length))
+    elif is_chief():
+        sys.stdout.write(f"{render(*parts, line_length=line_length)}\n")

@@ -186,7 +186,8 @@ def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tupl
         summary = "the planner needs a keras_dist.Model, a flax.nnx.Module, or factory() or factory(rngs=rngs)"
         fix = "for example kd.plan(lambda: kd.Sequential([...]), batch, distribution)"
         raise ModelError(summary, given=with_type(given), fix=fix)
-    return Forward(graph, None, placed, 0, precision=precision_of_modules(dtype_policy())), CompileConfig()
+    precision = precision_of_modules(dtype_policy())
+    return Forward(graph=graph, distribution=placed, seed=0, precision=precision), CompileConfig()
 
 
 def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, optimizer: Any, loss: Any) -> StepProgram:
@@ -199,9 +200,9 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     cell.add_slots(choices.optimizers, choices.options.slot_memory)
     options = {"pads": choices.options.pads, "micro_batches": choices.options.micro_batches}
     forward = dataclasses.replace(forward, plan=plan, tables=choices.tables, **options)
-    trainer = StepRunner(cell, forward, choices)
+    step_runner = StepRunner(cell, forward, choices)
     with naming_scopes(), kernels_noted() as kernels, pipelines_noted() as pipelines:
-        lowered = trainer.lower_train(source)
+        lowered = step_runner.lower_train(source)
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)
     rows = batch.rows[0].shape[0]
     if rows != source.length:

@@ -110,8 +110,8 @@ def generate(
         raise argument_error("model", model, "a `keras_dist.Model`")
     _check_tokens(model, rows)
     _check_positions(model, max(map(len, rows)), max_new_tokens)
-    session = model._with_weights()
-    run = _Run(session, rows, max_new_tokens, sampling)
+    built = model._with_weights()
+    run = _Run(built, rows, max_new_tokens, sampling)
     padded = np.pad(np.array(stops, np.int32), (0, -len(stops) % _STOPS or _STOPS), constant_values=-1)
     try:
         tokens = run(padded, seed, factors)
@@ -209,11 +209,11 @@ def _checked_sampling(temperature: Any, top_k: Any, top_p: Any) -> tuple[_Sampli
 class _Run:
     """The programs for prompts of some sizes, and their operands."""
 
-    def __init__(self, session: BuiltModel, rows: list[np.ndarray], new_tokens: int, sampling: _Sampling) -> None:
-        self._session, self._sampling, self._new_tokens = session, sampling, new_tokens
+    def __init__(self, built: BuiltModel, rows: list[np.ndarray], new_tokens: int, sampling: _Sampling) -> None:
+        self._session, self._sampling, self._new_tokens = built, sampling, new_tokens
         lengths = np.array([len(row) for row in rows], np.int32)
         length = _padded_size(int(lengths.max()))
-        multiple = rows_multiple({"tokens": np.zeros((len(rows), length), np.int32)}, session.distribution)
+        multiple = rows_multiple({"tokens": np.zeros((len(rows), length), np.int32)}, built.distribution)
         count = multiple * 2 ** int(np.ceil(np.log2(-(-len(rows) // multiple))))
         self._slots = length + _padded_size(new_tokens)
         self._lengths = np.pad(lengths, (0, count - len(rows)), constant_values=1)
@@ -224,14 +224,14 @@ class _Run:
 
     def __call__(self, stops: np.ndarray, seed: int, factors: tuple[np.float32, np.float32]) -> np.ndarray:
         """Return the new tokens (rows, new tokens)."""
-        place, session = self._session._placed, self._session
+        place, built = self._session._placed, self._session
         seeds = np.arange(len(self._tokens), dtype=np.uint32), np.full(len(self._tokens), seed, np.uint32)
         shared = (factors, place(self._lengths), tuple(map(place, seeds)), place(self._is_added), place(stops))
         key = (self._tokens.shape[1], self._slots, self._sampling)
-        first, cache = session.run_compiled(("prefill", *key), self._prefill, place(self._tokens), *shared)
+        first, cache = built.run_compiled(("prefill", *key), self._prefill, place(self._tokens), *shared)
         if self._new_tokens == 1:
             return np.asarray(first)[:, None]
-        found = session.run_compiled(("decode", *key), self._decode, cache, first, np.int32(self._new_tokens), *shared)
+        found = built.run_compiled(("decode", *key), self._decode, cache, first, np.int32(self._new_tokens), *shared)
         return np.asarray(found)
 
     def _prefill(

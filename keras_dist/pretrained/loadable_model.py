@@ -41,9 +41,9 @@ class LoadableModel(Model):
         return weight_map(self)
 
     def _ready_to_train(self, method: str, x: Any) -> BuiltModel:
-        session = super()._ready_to_train(method, x)
-        if self._described is not None and session.cell.steps_taken == 0:  # neither trained nor restored
+        built = super()._ready_to_train(method, x)
+        if self._described is not None and built.cell.steps_taken == 0:  # neither trained nor restored
             fix = f"kd.pretrained.load({self._described!r}) reads them"
             self._described = None
             warn(f"{method}: the weights are random, since `describe` reads config.json alone; {fix}")
-        return session
+        return built

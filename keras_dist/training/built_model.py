@@ -39,11 +39,12 @@ class BuiltModel(BuiltModule):
 
     def __init__(
         self,
+        *,
         cell: StateCell,
-        call: ModuleCall | None,
         distribution: Distribution,
         seed: int,
         model: nnx.Module,
+        call: ModuleCall | None = None,
         order: Sequence[str] | None = None,  # paths of the weights in the order of `model.weights`
         compute_loss: Callable[..., Any] | None = None,
         precision: DTypePolicy | None = None,
@@ -57,27 +58,27 @@ class BuiltModel(BuiltModule):
         self._precision = precision
         self._compute_loss = compute_loss
         self._optimizer_states: list[ModelState] = []
-        self._settle(distribution)
+        self._make_steps(distribution)
 
-    def _settle(self, distribution: Distribution) -> None:
+    def _make_steps(self, distribution: Distribution) -> None:
         """Create the steps for this distribution and the last `compile`."""
         self.distribution = distribution
         choices = self.choices or CompileConfig()
         self.forward = Forward(
-            self.cell.graph,
-            self._call,
-            distribution,
-            self.seed,
-            self._compute_loss,
-            choices.remat,
-            self.cell.plan,
-            self._precision,
-            choices.options.pads,
-            choices.options.micro_batches,
-            choices.tables,
+            graph=self.cell.graph,
+            call=self._call,
+            distribution=distribution,
+            seed=self.seed,
+            compute_loss=self._compute_loss,
+            remat=choices.remat,
+            plan=self.cell.plan,
+            precision=self._precision,
+            pads=choices.options.pads,
+            micro_batches=choices.options.micro_batches,
+            tables=choices.tables,
         )
         self._programs.clear()
-        self.trainer = StepRunner(self.cell, self.forward, self.choices)
+        self.step_runner = StepRunner(self.cell, self.forward, self.choices)
 
     def compile(self, choices: CompileConfig) -> None:
         """Set how the model is trained; create slots, unless an optimizer has slots for all trained variables."""
@@ -123,7 +124,7 @@ class BuiltModel(BuiltModule):
         constraints = tuple(self.variable(row.path).constraint for row in self.cell.plan.rows)
         self.cell.graph = dataclasses.replace(self.cell.graph, constraints=constraints)
         self.cell.graph.warn_of_untrained()
-        self._settle(self.distribution)
+        self._make_steps(self.distribution)
 
     def _fitting(
         self, known: Mapping[str, dict[str, Variable]], optimizers: Mapping[str, Optimizer], steps: int
@@ -156,10 +157,10 @@ class BuiltModel(BuiltModule):
             graph = dataclasses.replace(graph, trained=self.trainability.flags())
         self.cell.extend(graph, plan, positions_of(self.model, graph.parts))
         if self.trainability is not None:
-            self.settle_layers()
+            self.label_variables()
         else:
             self._indexed, self._order = None, [row.path for row in plan.rows]
-        self._settle(self.distribution)
+        self._make_steps(self.distribution)
         if choices is not None:
             self.compile(choices)
 
@@ -173,7 +174,7 @@ class BuiltModel(BuiltModule):
                     f"schedule of its learning rate by `optimizer.iterations.assign({count})`"
                 )
 
-    def settle_layers(self) -> None:
+    def label_variables(self) -> None:
         """Set path and owners of the variables, unless another model has them; store their order."""
         self._indexed, self._order = None, []
         for parts, variable, owners in walk_owned(self.model):
@@ -241,14 +242,14 @@ class BuiltModel(BuiltModule):
         """Set the seed for Dropout of foreign modules and for the order of rows."""
         if seed != self.seed:
             self.seed = seed
-            self.trainer.use_seed(seed)
+            self.step_runner.use_seed(seed)
             self._programs.clear()
 
     def redistribute(self, distribution: Distribution) -> None:
         """Move the whole state to another distribution; change nothing if its rules cannot be applied."""
         distribution = distribution.snapshot()
         self.cell.move(distribution, self.optimizers)
-        self._settle(distribution)
+        self._make_steps(distribution)
 
     def objective(self, method: str) -> Objective:
         """Return the loss and metrics of `compile`."""

@@ -133,7 +133,7 @@ def _run(
         graph, init = trace_factory(factory, None)
         plan = distribution.plan_variables(graph.specs, graph.treedef)
         leaves = jax.tree.leaves(plan.init(init, np.uint32(seed)))
-        forward = Forward(graph, call, distribution, seed, plan=plan)
+        forward = Forward(graph=graph, call=call, distribution=distribution, seed=seed, plan=plan)
         source = ArraySource(*batch)
         rows = source.whole(rows_multiple(source.x, distribution))
 

@@ -28,13 +28,14 @@ from keras_dist.layers import Embedding
 from keras_dist.layers.base.weights import walk_owned
 from keras_dist.layers.core.row_table import Axes, Lookups, RowTable, TableLayout, gathered
 from keras_dist.training.graph import ModuleGraph, compile_rule
-from keras_dist.training.optimization import Optimizer, TrainState
+from keras_dist.training.optimization import Optimizer, TrainState, joined
 
 if TYPE_CHECKING:
     from keras_dist.training.step import Forward
 
 Tables = frozenset[tree_paths.Parts]  # names that lead to tables of which steps read only the rows that they look up
 Lookup = tuple[jax.Array, jax.Array]  # indices (...) and gradients of rows (..., columns)
+Gradients = tuple[Any, PyTree, TrainState, Callable[[TrainState], TrainState]]  # see `gradients`
 
 
 def resolve_tables(
@@ -95,17 +96,38 @@ def in_row_tables(forward: Forward, plan: LayoutPlan, trainable: PyTree, lookups
     return traverse_util.unflatten_dict(flat)
 
 
-def without(tables: Tables, trainable: PyTree) -> PyTree:
+def _without(tables: Tables, trainable: PyTree) -> PyTree:
     """Return the other variables."""
     flat = traverse_util.flatten_dict(trainable)
     return traverse_util.unflatten_dict({parts: leaf for parts, leaf in flat.items() if parts not in tables})
 
 
-def taps_of(tables: Tables, measure: Callable[[Lookups], Any]) -> tuple[list[jax.Array], list[str]]:
+def gradients(forward: Forward, named: Mapping[str, Optimizer], state: TrainState, loss_of: Any) -> Gradients:
+    """Differentiate the rows that a batch looks up, and the variables that are not tables.
+
+    Returns:
+        The second result of `loss_of(trainable, lookups)`, the gradients, the state with rows in place of tables and
+        their slots, and a function that writes these rows, after an update, into the tables.
+    """
+
+    def tapped(trainable: PyTree, taps: list[jax.Array]) -> tuple[jax.Array, tuple[PyTree, PyTree]]:
+        lookups = Lookups(taps)
+        loss, found = loss_of(trainable, lookups)
+        return loss, (found, lookups.indices)
+
+    taps, paths = _taps_of(lambda lookups: loss_of(state.trainable, lookups))
+    differentiated = tapped if forward.remat is None else forward.remat.whole(tapped)
+    (_, (found, indices)), (grads, of_rows) = jax.value_and_grad(differentiated, (0, 1), has_aux=True)(
+        _without(forward.tables, state.trainable), taps
+    )
+    rows = SeenRows(forward, named, state, zip(paths, zip(indices, of_rows, strict=True), strict=True))
+    return found, joined(forward.scattered(grads), rows.grads), rows.read(state), lambda new: rows.written(new, state)
+
+
+def _taps_of(measure: Callable[[Lookups], Any]) -> tuple[list[jax.Array], list[str]]:
     """Return zeros of the shape of each lookup of `measure`, and the path of its table; only shapes are computed."""
     lookups = Lookups()
-    if tables:
-        jax.eval_shape(lambda: measure(lookups)) if is_tracing() else measure(lookups)
+    jax.eval_shape(lambda: measure(lookups)) if is_tracing() else measure(lookups)
     return [jnp.zeros(shape.shape, shape.dtype) for shape in lookups.shapes], lookups.paths
 
 
@@ -119,9 +141,8 @@ class SeenRows:
         self._indices: dict[str, jax.Array] = {}
         self._owners: dict[int, tuple[str, Axes]] = {}  # path and axes of tables and their slots, by place in the state
         self.grads: PyTree = {}
-        plan, lookups = forward.plan, list(lookups)
-        if plan is None or not forward.tables:
-            return
+        plan: Any = forward.plan
+        lookups = list(lookups)
         grads: dict[tree_paths.Parts, jax.Array] = {}
         for parts in forward.tables:
             path = tree_paths.join(parts)

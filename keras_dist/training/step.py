@@ -56,7 +56,7 @@ from keras_dist.training.optimization import (
     scale_loss,
     scaling_checked,
 )
-from keras_dist.training.rowwise import SeenRows, Tables
+from keras_dist.training.rowwise import Tables
 from keras_dist.training.uneven_rows import check_have_rows, over_padded_rows, rows_multiple
 from keras_dist.variables import call_context
 
@@ -92,13 +92,13 @@ class Draw:
 _OUTSIDE_OF_TRAINING = 2**32 - 1  # no training step has this number
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Forward:
     """The call of a module, with the layouts of its inputs and activations."""
 
     graph: ModuleGraph
-    call: ModuleCall | None  # None for `module(x)`, which draws from its own streams
     distribution: Distribution
+    call: ModuleCall | None = None  # None for `module(x)`, which draws from its own streams
     seed: int  # of the `rngs` of every step, a constant of traced programs
     # compute_loss(module, batch, y_pred, training) -> scalar or (scalar, {"name": scalar}); it may call the
     # `compiled_loss` of the call context. None for the loss of the objective
@@ -260,40 +260,41 @@ def make_train_step(
     """Make the step of gradient descent on the mean loss of a batch; it also logs the values in `report`."""
     check_loss_scales(optimizers)
     accumulates = any(getattr(one.transformation, "gradient_accumulation_steps", None) for one in optimizers.values())
+    gradients = rowwise.gradients if forward.tables else _gradients
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
-        def loss_of(trainable: PyTree, taps: list[jax.Array]) -> tuple[jax.Array, tuple[PyTree, ...]]:
-            lookups, trainable = Lookups(taps), joined(state.trainable, trainable)
-            losses, *others = forward.measure(objective, state, trainable, batch, lookups=lookups)
-            return scale_loss(optimizers, losses["loss"], state.slots), (losses, *others, lookups.indices)
+        def loss_of(trainable: PyTree, lookups: Lookups | None = None) -> tuple[jax.Array, Sequence[PyTree]]:
+            trainable = joined(state.trainable, trainable)
+            found = forward.measure(objective, state, trainable, batch, lookups=lookups)
+            return scale_loss(optimizers, found[0]["loss"], state.slots), found
 
-        taps, paths = rowwise.taps_of(
-            forward.tables, lambda lookups: forward.measure(objective, state, state.trainable, batch, lookups=lookups)
-        )
-        differentiated = loss_of if forward.remat is None else forward.remat.whole(loss_of)
-        found, (grads, of_rows) = jax.value_and_grad(differentiated, (0, 1), has_aux=True)(
-            rowwise.without(forward.tables, state.trainable), taps
-        )
-        _, (losses, y_pred, mask, rest, indices) = found
-        rows = SeenRows(forward, optimizers, state, zip(paths, zip(indices, of_rows, strict=True), strict=True))
-        before, grads = rows.read(state), joined(forward.scattered(grads), rows.grads)
+        (losses, y_pred, mask, rest), grads, before, written = gradients(forward, optimizers, state, loss_of)
         batch_weight = objective.batch_weight(batch, y_pred, mask) if accumulates else None
         new = apply_gradients(
             before,
             optimizers,
             grads,
             value=losses["loss"],
-            value_fn=lambda trainable: loss_of(trainable, [])[1][0]["loss"],
+            value_fn=lambda trainable: loss_of(trainable)[1][0]["loss"],
             batch_weight=batch_weight,
         )
         extra = reported(report, objective, optimizers, (before, new), grads, batch, (y_pred, mask), batch_weight)
-        new = rows.written(new, state)
+        new = written(new)
         new = new.replace(trainable=forward.graph.constrained(new.trainable), rest=rest)
         logs = objective.logs(losses, batch, y_pred, mask)
         check_free(logs, extra)
         return new, {**logs, **extra}
 
     return train_step
+
+
+def _gradients(
+    forward: Forward, optimizers: Mapping[str, Optimizer], state: TrainState, loss_of: Any
+) -> rowwise.Gradients:
+    """Differentiate whole variables; see `rowwise.gradients`."""
+    differentiated = loss_of if forward.remat is None else forward.remat.whole(loss_of)
+    (_, found), grads = jax.value_and_grad(differentiated, has_aux=True)(state.trainable)
+    return found, forward.scattered(grads), state, lambda new: new
 
 
 def own_train_step(forward: Forward, train_step: TrainStep, optimizers: Mapping[str, Optimizer]) -> Step:

@@ -12,7 +12,7 @@ import pytest
 from keras_dist.data import Cursor, DataLoader, PyDataset
 from keras_dist.data.adapters import source_of
 from keras_dist.errors import DataError
-from keras_dist.models.fitting import batching
+from keras_dist.models.fit_arguments import batching
 
 
 class Rows:

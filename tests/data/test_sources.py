@@ -17,7 +17,7 @@ from keras_dist.data.lookup import LookupSource
 from keras_dist.data.source import register_source, registered
 from keras_dist.data.streams import IterableSource, IteratorSource, NumberedSource
 from keras_dist.errors import DataError
-from keras_dist.models.fitting import batching, validation_source
+from keras_dist.models.fit_arguments import batching, validation_source
 from tests.data.rows import W, X, Y, assert_same, reads, source_of
 from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Examples, TFTensor, TorchTensor
 

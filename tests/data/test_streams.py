@@ -14,7 +14,7 @@ from keras_dist.data.batching import Streaming
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.streams import StreamSource
 from keras_dist.errors import DataError
-from keras_dist.models.fitting import weighted_by_class
+from keras_dist.models.fit_arguments import weighted_by_class
 from tests import sources
 from tests.data.rows import W, X, Y, assert_same, reads, source_of
 from tests.sources import BATCHED, ONCE, Batches, Endless, Examples, TFDataset, TFTensor, TorchTensor

@@ -17,7 +17,7 @@ import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, Stored
 from keras_dist.checkpoint.manifest import write_manifest
 from keras_dist.errors import CheckpointError, ConfigError, KerasDistError, ModelError
-from keras_dist.models import initialization
+from keras_dist.models import weight_creation
 from tests.soak import LARGE, often
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
@@ -165,7 +165,7 @@ def test_no_weight_is_made_that_was_not_saved(tmp_path, monkeypatch, nested):
     (kd.Sequential([kd.Input((3,)), inner]) if nested else inner).save(tmp_path / "model")
     config = (tmp_path / "model" / "config.json").read_text()
     path = forged(tmp_path / "model", tmp_path / "forged", "config", json.loads(config.replace(": 2,", ": 30000000,")))
-    monkeypatch.setattr(initialization, "create_arrays", lambda *args: pytest.fail("weights were born"))
+    monkeypatch.setattr(weight_creation, "create_arrays", lambda *args: pytest.fail("weights were born"))
     with pytest.raises(CheckpointError, match=rf"for {'inner/' * nested}d1/kernel an array of shape \(3, 30000000\)"):
         kd.models.load_model(path)
 

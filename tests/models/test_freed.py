@@ -97,12 +97,12 @@ def model_of(names: list[str]) -> kd.Model:
 
 def referred(model: kd.Model) -> dict[str, Any]:
     """References to a model, its layers, and what belongs to it."""
-    session: Any = model._built
-    found: dict[str, Any] = {"model": model, "session": session, "cell": session.cell}
-    found |= {"trainer": session.trainer, "programs": session.trainer._compiled}
+    built: Any = model._built
+    found: dict[str, Any] = {"model": model, "built": built, "cell": built.cell}
+    found |= {"step_runner": built.step_runner, "programs": built.step_runner._compiled}
     parts = [part for _, part in nnx.iter_graph(model) if isinstance(part, layers.Layer | kd.random.SeedGenerator)]
     found |= {f"{type(part).__name__} {part.name}": part for part in parts}
-    found |= {f"array {index}": array for index, array in enumerate(session.cell.arrays)}
+    found |= {f"array {index}": array for index, array in enumerate(built.cell.arrays)}
     return {name: weakref.ref(one) for name, one in found.items()}
 
 

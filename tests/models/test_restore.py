@@ -68,12 +68,12 @@ def test_values_are_equal_and_layouts_are_those_of_the_new_mesh(saved, targets, 
     with CheckpointManager(model, directory) as manager:
         assert manager.restore_or_initialize() is not None
     assert same(values_of(model), values)
-    session = model._with_weights()
-    shardings = jax.tree.leaves(session.cell.state_plan.shardings)
-    for name, array, sharding in zip(names_of(session), session.cell.arrays, shardings, strict=True):
+    built = model._with_weights()
+    shardings = jax.tree.leaves(built.cell.state_plan.shardings)
+    for name, array, sharding in zip(names_of(built), built.cell.arrays, shardings, strict=True):
         assert array.sharding.is_equivalent_to(sharding, array.ndim), name
         assert array.sharding.shard_shape(array.shape) == array.addressable_shards[0].data.shape
-    kernel = session.cell.state_plan.row("d1/kernel")
+    kernel = built.cell.state_plan.row("d1/kernel")
     assert kernel.axes == ((None, "model") if target != "one device" else (None, None))
     np.testing.assert_allclose(model.predict(X, verbose=0), predictions, rtol=1e-5, atol=1e-6)
 

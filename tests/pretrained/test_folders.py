@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import keras_dist as kd
 from keras_dist.errors import ConfigError, FileMissingError, ModelError, UnknownNameError
-from keras_dist.models import initialization
+from keras_dist.models import weight_creation
 from keras_dist.pretrained import NormConfig, Rotary, families, register_family
 from tests.pretrained.networks import FOLDER
 
@@ -330,7 +330,7 @@ def test_training_a_described_network_without_its_weights_warns(way, warned):
 @pytest.mark.parametrize("name", ["vocab_size", "intermediate_size"])
 def test_sizes_that_the_files_do_not_have_create_nothing(name, size, tmp_path, monkeypatch):
     folder = folder_of(tmp_path / "n", changes={name: size})
-    monkeypatch.setattr(initialization, "create_arrays", lambda *args, **kwargs: pytest.fail("created"))
+    monkeypatch.setattr(weight_creation, "create_arrays", lambda *args, **kwargs: pytest.fail("created"))
     tensor = {"vocab_size": r"embedding/embeddings \(64, 16\)", "intermediate_size": r"down/kernel \(24, 16\)"}[name]
     with pytest.raises(ModelError, match=rf"{tensor} for \({size}, 16\)") as error:
         kd.pretrained.load(folder)
@@ -339,7 +339,7 @@ def test_sizes_that_the_files_do_not_have_create_nothing(name, size, tmp_path, m
 
 def test_more_layers_than_arrays_are_refused_before_any_is_made(tmp_path, monkeypatch):
     folder = folder_of(tmp_path / "n", changes={"num_hidden_layers": 5000})
-    monkeypatch.setattr(initialization, "create_weights", lambda *args, **kwargs: pytest.fail("built"))
+    monkeypatch.setattr(weight_creation, "create_weights", lambda *args, **kwargs: pytest.fail("built"))
     with pytest.raises(ModelError, match=r"fewer arrays than config\.json has layers") as error:
         kd.pretrained.load(folder)
     assert "for 5000 layers" in error.value.given

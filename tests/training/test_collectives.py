@@ -113,7 +113,7 @@ def test_predict_evaluate_and_fit_gather_no_weights():
         lambda: model.fit(x, y, 8, verbose=0),
     ):
         run()
-    programs = model._built.trainer._compiled._programs
+    programs = model._built.step_runner._compiled._programs
     assert {key[0] for key in programs} == {"predict", "test", "train"}
     found = [collective for program in programs.values() for collective in collectives_in(program)]
     gathered = [shape for shapes in of_kind(found, "all-gather") for shape in shapes]

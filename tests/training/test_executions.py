@@ -42,7 +42,7 @@ class Looks(kd.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.ended.append(batch)
-        self.programs.add(self.model._built.trainer._compiled.count)
+        self.programs.add(self.model._built.step_runner._compiled.count)
 
 
 @dataclasses.dataclass
@@ -60,7 +60,7 @@ class First:
         return cls(trained, trained.model.fit(X, Y, verbose=0, **options).timing, looks)
 
     def programs(self) -> dict[Any, Any]:
-        return dict(self.trained.model._built.trainer._compiled._programs)
+        return dict(self.trained.model._built.step_runner._compiled._programs)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ class TestSameNumbers:
         name, expected = single
         trained, watch = Trained(name, optimizer="adam", steps_per_execution="auto"), Looks()
         assert_same(run_of(trained), expected)
-        before = trained.model._built.trainer._compiled.count
+        before = trained.model._built.step_runner._compiled.count
         assert_same(run_of(trained, callbacks=[watch]), expected)
         assert watch.begun == watch.ended == [*range(14), *range(14)]
         assert watch.programs == {before + 2}

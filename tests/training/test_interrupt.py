@@ -151,7 +151,7 @@ def test_an_evaluation_in_a_callback_ends_with_the_fit(model):
 
 def test_pressed_between_dispatch_and_storing_the_step_counts(model, monkeypatch):
     before = int(model.state.step)
-    compiled = model._built.trainer._compiled
+    compiled = model._built.step_runner._compiled
     train = compiled.train
 
     def pressing(*arguments):

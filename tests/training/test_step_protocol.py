@@ -250,7 +250,7 @@ def test_what_a_test_step_changes_is_kept(steps_per_execution: int) -> None:
     model.evaluate(X[:16], np.zeros((16, 4)), batch_size=8, verbose=0)
     np.testing.assert_allclose(model.get_layer("d1").kernel.numpy(), 4 * kernel, rtol=1e-6)
     np.testing.assert_allclose(norm.moving_mean.numpy(), mean + 2)
-    assert len(model._built.trainer._steps["test"].changed) == 3, "no more are copied"
+    assert len(model._built.step_runner._steps["test"].changed) == 3, "no more are copied"
     assert model.get_layer("d1").kernel.layout.axes == (None, "model")
 
 
