@@ -47,6 +47,8 @@ def test_what_is_no_path_of_a_config_file():
 def model():
     model = kd.Sequential([kd.Input((64,)), kd.layers.Dense(500, name="d1")])
     model.compile("adam", loss="mse")
+    for variable in (*model.weights, *model.optimizer.variables):
+        variable.numpy()  # created before the disk is full, which JAX's compilation cache would warn about
     return model
 
 
