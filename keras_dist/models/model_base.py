@@ -117,9 +117,6 @@ class ModelBase(Layer):
         self._check_compiled(method)
         return self._with_weights(x)
 
-    def _after_creation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the symbolic arguments for which the weights were created."""
-
     def _map_of_base(self) -> WeightMap | None:
         """Return the names of weights in files of the base; None for our own."""
         return None

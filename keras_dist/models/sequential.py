@@ -182,21 +182,16 @@ class Sequential(Model):
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
         """Call the model; see `Model`."""
         outputs = super().__call__(*args, **kwargs)
-        if any(isinstance(layer, Sequential) for layer in self.layers):
-            self._see(args, kwargs)  # their inputs are not known otherwise
+        if len(args) == 1 and not kwargs and any(isinstance(layer, Sequential) for layer in self.layers):
+            self._see(args[0])  # their inputs are not known otherwise
         return outputs
 
-    def _after_creation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with self.distribution.scope():  # layers may need its mesh
-            self._see(args, kwargs)
-
-    def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note symbolic input and output of the first call, unless there is an Input."""
-        record = self._record
-        is_chain = type(self).call is Sequential.call and len(args) == 1 and not kwargs
-        if not (is_chain and isinstance(args[0], KerasTensor)) or record.start is not None or record.seen is not None:
+    def _see(self, like: Any) -> None:
+        """Note symbolic input and output for a tensor like this, unless there is an Input."""
+        record, is_chain = self._record, type(self).call is Sequential.call
+        if not (is_chain and isinstance(like, KerasTensor)) or record.start is not None or record.seen is not None:
             return
-        tensors = [Input(batch_shape=args[0].shape, dtype=args[0].dtype)]
+        tensors = [Input(batch_shape=like.shape, dtype=like.dtype)]
         for layer in self.layers:
             try:
                 tensors.append(layer(tensors[-1]))
@@ -221,9 +216,14 @@ class Sequential(Model):
 
     @property
     def _symbols(self) -> tuple[PyTree, PyTree] | None:
-        start = self._record.start
+        record = self._record
+        if record.built is not None:
+            with record.built.distribution.scope():  # layers may need its mesh
+                self._see(record.built_for)
+        elif record.membership is not None:
+            record.membership.note_symbols()
         # without an Input the tensors of the first call; other calls may have other shapes
-        return self._record.seen or super()._symbols or (None if start is None else (start, start))
+        return record.seen or super()._symbols or (None if record.start is None else (record.start, record.start))
 
     def _extend(self, added: Iterable[nnx.Module]) -> None:
         """Append layers."""

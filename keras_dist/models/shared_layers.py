@@ -34,6 +34,10 @@ class ModelMembership:
         path = self.built.cell.path_of(variable)
         return variable if path is None else self.built.variable(path)
 
+    def note_symbols(self) -> None:
+        """Let a `Sequential` without an Input call its layers on symbolic tensors."""
+        _ = self.model._symbols
+
     def add_weights(self, layer: Layer, change: Callable[[], None]) -> None:
         """Let `change`, such as LoRA, add or replace weights of the layer, and update the model."""
         self.model._change_weights({self.prefix: layer}, change)

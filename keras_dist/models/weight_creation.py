@@ -96,7 +96,6 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
     note_arguments(model, args, kwargs)
     if record.choices is not None:
         built.compile(record.choices)
-    model._after_creation(args, kwargs)
     return built
 
 

@@ -63,7 +63,9 @@ def output(self: Any) -> PyTree:
 
 def _first_node(layer: Any) -> Node:
     """Return the first call of a layer on symbolic tensors."""
-    nodes = layer._record.nodes
+    nodes, membership = layer._record.nodes, layer._record.membership
+    if not nodes and membership is not None:
+        membership.note_symbols()
     if not nodes:
         given = "a layer that was not called on symbolic tensors"
         fix = "x = Input(shape); y = layer(x)"

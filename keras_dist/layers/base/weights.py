@@ -47,7 +47,7 @@ def _walk(
     seen.add(id(node))
     if hasattr(node, "_trainable"):
         owners = (node, *owners)
-    for inner, variable, inside in getattr(node, "_first_weights", tuple)():
+    for inner, variable, inside in node._first_weights() if hasattr(type(node), "_first_weights") else ():
         seen.add(id(variable))
         yield tree_paths.visible((*parts, *inner)), variable, (inside, *owners)
     for inner, variable in sorted(direct_variables(node), key=lambda item: _rank(item[1])):
