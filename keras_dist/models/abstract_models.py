@@ -31,7 +31,7 @@ from keras_dist.layers import Layer
 from keras_dist.layers.base.names import keras_paths
 from keras_dist.layers.base.shape_calls import copy_for_shapes, stacked_dims
 from keras_dist.layers.base.weights import store_paths, walk_owned
-from keras_dist.models.model_base import ModelBase, creates_weights
+from keras_dist.models.model_base import ModelBase
 from keras_dist.models.model_distribution import distribution_now, distribution_of_layers, place_of
 from keras_dist.models.shared_layers import check_inner_models, distribution_of_shared
 from keras_dist.symbolic import shape_tracing
@@ -71,6 +71,7 @@ class TracedModel:
     """A model whose layers are built, and the distribution that it will have."""
 
     graph: ModuleGraph
+    trainability: TrainableFlags
     distribution: Distribution
     is_placed: bool
 
@@ -105,15 +106,17 @@ def traced_for_shapes(model: ModelBase, arguments: Arguments, chosen: Distributi
     except Exception:  # of any class: the code of a layer may need integers
         trace(shape_tracing.SIZES[0])
     store_paths(model)
-    models = [layer for _, layer in layers_below(model) if creates_weights(layer) and not layer._is_built]
+    models = [layer for _, layer in layers_below(model) if layer._creates_weights() and not layer._is_built]
     with shapes_only(), _built_in_graph(models):
         graph, _ = split_module(model, None, needs_values=False)
     named = keras_paths(model, known, before)
     module_paths = tuple(dict.fromkeys((*graph.module_paths, *named.layers.values())))
     graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, named.weights), module_paths=module_paths)
-    graph = dataclasses.replace(graph, trained=TrainableFlags(model, graph.specs).flags())
+    trainability = TrainableFlags(model, graph.specs)
+    graph = dataclasses.replace(graph, trained=trainability.flags())
     found = place_of(asked, chosen, graph)
-    return TracedModel(graph, distribution if found is chosen else distribution_now(found), chosen is not None)
+    distribution = distribution if found is chosen else distribution_now(found)
+    return TracedModel(graph, trainability, distribution, chosen is not None)
 
 
 @contextlib.contextmanager
@@ -162,7 +165,7 @@ def _build_uncalled(copy: nnx.Module) -> None:
 
 def forward_of(model: ModelBase, x: PyTree, distribution: Distribution | None) -> Forward:
     """Return the forward pass of a model under a distribution, by default its own or the current one, abstractly."""
-    remat = model._compile_config.remat if model._compile_config else None
+    remat = model._compile_config.remat
     if model._built is not None:
         forward = model._built.forward
         return dataclasses.replace(forward, distribution=distribution or forward.distribution, remat=remat)

@@ -22,7 +22,7 @@ from keras_dist.models.functional import replaced
 from keras_dist.models.model import Model
 from keras_dist.models.model_distribution import in_place_of
 from keras_dist.models.sequential import Sequential, takes_layers
-from keras_dist.models.weight_creation import build_for
+from keras_dist.models.weight_creation import create_weights
 from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
 from keras_dist.serialization.object_configs import lambdas_kept
 from keras_dist.serialization.shared_objects import SharedObjects
@@ -71,10 +71,10 @@ def clone_model(
     if lora := written(model._record.adapters):
         clone._with_weights()
         clone.enable_lora(**lora)
-    choices = model._compile_config
-    if choices is not None:
+    config = model._record.compile_config
+    if config is not None:
         # an optimizer trains one model
-        clone.compile(**{**choices.arguments, "optimizer": copy.deepcopy(choices.arguments["optimizer"])})
+        clone.compile(**{**config.arguments, "optimizer": copy.deepcopy(config.arguments["optimizer"])})
     return clone
 
 
@@ -127,7 +127,7 @@ class _Cloning:
             layers = [clones[name] for name in model._chain.names]
             clone = type(model)(layers=[*inputs, *layers], **arguments_but(model, "layers"))
             if graph is None and not inputs and model._record.built_for is not None:
-                build_for(clone, model._record.built_for)
+                create_weights(clone, (model._record.built_for,), {})
             return clone
         values = dict(zip(map(id, model.inputs), inputs, strict=True))
         names = {id(step.operation): step.name for step in steps}

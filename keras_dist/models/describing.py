@@ -27,7 +27,7 @@ from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described, check_not_of_keras
 from keras_dist.models.model_base import ModelBase
 from keras_dist.models.model_distribution import in_place_of
-from keras_dist.models.weight_creation import build_for, create_weights
+from keras_dist.models.weight_creation import create_weights
 from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
 from keras_dist.serialization.object_configs import is_lambda, lambdas_kept
 from keras_dist.serialization.shared_objects import one_config_read, one_config_written
@@ -125,8 +125,8 @@ def build_from_config(model: ModelBase, config: Mapping[str, Any]) -> None:
             create_weights(model, (), tensors)
     elif dtypes is None:
         model.build(config["input_shape"])
-    else:
-        build_for(model, _tensors(config["input_shape"], dtypes))
+    elif model._built is None:
+        create_weights(model, (_tensors(config["input_shape"], dtypes),), {})
 
 
 def _shapes(tensors: PyTree) -> PyTree:

@@ -58,11 +58,8 @@ class ModelBase(Layer):
         return self._record.built
 
     @property
-    def _compile_config(self) -> CompileConfig | None:
-        return self._record.choices
-
-    def _chosen(self) -> CompileConfig:
-        return self._record.choices or CompileConfig()
+    def _compile_config(self) -> CompileConfig:
+        return self._record.compile_config or CompileConfig()
 
     @property
     def _awaits_layout(self) -> Distribution | None:
@@ -107,7 +104,7 @@ class ModelBase(Layer):
             raise ModelError(f"{method}: fit is running", given=given, fix=fix)
 
     def _check_compiled(self, method: str) -> None:
-        if self._compile_config is None:
+        if self._record.compile_config is None:
             summary = f"You must call `compile()` before using the model: {method} needs it"
             fix = 'for example model.compile("adam", loss="mse")'
             raise ModelError(summary, given="a model that is not compiled", fix=fix)
@@ -120,8 +117,3 @@ class ModelBase(Layer):
     def _map_of_base(self) -> WeightMap | None:
         """Return the names of weights in files of the base; None for our own."""
         return None
-
-
-def creates_weights(layer: Layer) -> bool:
-    """Whether a layer is a model whose `build` creates the weights of its layers."""
-    return hasattr(type(layer).build, "creates_weights")

@@ -349,7 +349,7 @@ class ModelRecord(LayerRecord):
 
     built: BuiltModel | None = None  # arrays and steps; None before the weights are created
     source: ModuleSource | None = None  # of a `from_nnx` or `from_keras` model
-    choices: CompileConfig | None = None
+    compile_config: CompileConfig | None = None  # None before `compile`
     history: History | None = None  # of the last `fit`
     batch: Arrays | None = None  # shapes of its batches
     made_under: Distribution | None = None  # current when the model was made, or set by `redistribute`

@@ -77,7 +77,7 @@ def _totals(model: ModelBase, built: BuiltModel) -> Iterator[str]:
         "Counters and random states": [row for row in state if row.role != "slot" and row.path not in known],
         "Whole training state": list(state),
     }
-    if built.choices is None:
+    if built.compile_config is None:
         del groups["Optimizer params"]
     for label, rows in groups.items():
         memory = "".join({f" in {row.memory_kind}": None for row in rows if row.memory_kind})

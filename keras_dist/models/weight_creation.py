@@ -12,7 +12,6 @@ import jax
 from flax import nnx
 
 from keras_dist import random
-from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import in_trace_of, raw_value
 from keras_dist.distribution.consistency import check_agreement, facts_of_config, facts_of_plan
 from keras_dist.distribution.devices import check_not_forked
@@ -21,12 +20,12 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.layers.base.weights import walk
 from keras_dist.models.abstract_models import arguments_of, compute_loss, note_arguments, traced_for_shapes
-from keras_dist.models.model_base import ModelBase, creates_weights
+from keras_dist.models.model_base import ModelBase
 from keras_dist.models.model_distribution import explaining_one_device, no_layout_yet
 from keras_dist.models.shared_layers import check_meshes, register_layers
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import ArrayPosition, positions_of
-from keras_dist.training.naming import TrainableFlags, layers_below, named_layers
+from keras_dist.training.naming import layers_below, named_layers
 from keras_dist.training.state_cell import StateCell
 from keras_dist.variables.initial_values import Drawn, Wanted, create
 from keras_dist.variables.lending import switching
@@ -43,15 +42,9 @@ def with_weights(model: ModelBase, *args: Any, **kwargs: Any) -> BuiltModel:
         if record.source is None:
             return create_weights(model, *arguments_of(model, args, kwargs))
         record.built = record.source.build(record.made_under or current_distribution())
-        if record.choices is not None:
-            record.built.compile(record.choices)
+        if record.compile_config is not None:
+            record.built.compile(record.compile_config)
         return record.built
-
-
-def build_for(model: ModelBase, tensors: PyTree) -> None:
-    """Create the weights for such symbolic inputs, unless they exist."""
-    if model._built is None:
-        create_weights(model, (tensors,), {})
 
 
 def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
@@ -60,7 +53,6 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
     A call for shapes lets the layers build themselves. Their variables are numbered and planned, and created sharded.
     """
     check_not_forked()
-    model._check_initialised()
     named_layers(model)
     record = model._record
     chosen = current_distribution() if record.made_under is None else record.made_under
@@ -73,7 +65,7 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
     check_meshes(model, plan)
     places = positions_of(model, graph.parts)
     for _, layer in layers_below(model):
-        layer._is_built = layer._is_built or creates_weights(layer)
+        layer._is_built = layer._is_built or layer._creates_weights()
     before = record.built_before
     if before is not None:
         before.cell.leave()
@@ -90,12 +82,11 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
     built = BuiltModel(cell=cell, distribution=distribution, seed=seed, model=model, compute_loss=compute_loss)
     built.label_variables()
     register_layers(model, before, built)
-    built.trainability = TrainableFlags(model, graph.specs)
-    built.stated = built.trainability.stated()
+    built.trainability, built.stated = described.trainability, described.trainability.stated()
     record.built, record.built_before, record.made_under = built, None, chosen
     note_arguments(model, args, kwargs)
-    if record.choices is not None:
-        built.compile(record.choices)
+    if record.compile_config is not None:
+        built.compile(record.compile_config)
     return built
 
 

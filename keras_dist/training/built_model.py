@@ -51,7 +51,7 @@ class BuiltModel(BuiltModule):
     ) -> None:
         super().__init__(cell, distribution, model, order)
         self.seed = seed  # fixes initial values, Dropout and the order of rows
-        self.choices: CompileConfig | None = None
+        self.compile_config: CompileConfig | None = None
         self.fits = 0  # calls of `fit` without a seed
         self.stated: tuple[bool, ...] = ()  # `trainable` of each layer at the last `compile`
         self._call = call
@@ -63,31 +63,31 @@ class BuiltModel(BuiltModule):
     def _make_steps(self, distribution: Distribution) -> None:
         """Create the steps for this distribution and the last `compile`."""
         self.distribution = distribution
-        choices = self.choices or CompileConfig()
+        config = self.compile_config or CompileConfig()
         self.forward = Forward(
             graph=self.cell.graph,
             call=self._call,
             distribution=distribution,
             seed=self.seed,
             compute_loss=self._compute_loss,
-            remat=choices.remat,
+            remat=config.remat,
             plan=self.cell.plan,
             precision=self._precision,
-            pads=choices.options.pads,
-            micro_batches=choices.options.micro_batches,
-            tables=choices.tables,
+            pads=config.options.pads,
+            micro_batches=config.options.micro_batches,
+            tables=config.tables,
         )
         self._programs.clear()
-        self.step_runner = StepRunner(self.cell, self.forward, self.choices)
+        self.step_runner = StepRunner(self.cell, self.forward, config)
 
-    def compile(self, choices: CompileConfig) -> None:
+    def compile(self, config: CompileConfig) -> None:
         """Set how the model is trained; create slots, unless an optimizer has slots for all trained variables."""
         check_not_forked()
-        if choices.options.slot_memory is not None:
-            check_memory_kind(choices.options.slot_memory, self.cell.mesh)
+        if config.options.slot_memory is not None:
+            check_memory_kind(config.options.slot_memory, self.cell.mesh)
 
         def facts() -> Fingerprint:  # of the current layers, also of attributes set since the weights were created
-            return {**choices.facts(), **({} if self.trainability is None else self.trainability.facts())}
+            return {**config.facts(), **({} if self.trainability is None else self.trainability.facts())}
 
         check_agreement("compile", self.cell.mesh, facts)
         before = {
@@ -97,14 +97,14 @@ class BuiltModel(BuiltModule):
         if self.trainability is not None:
             self.release_optimizers()
             self._follow_layers(self.trainability)
-        if choices.remat is not None:
-            choices.remat.check(self.cell.graph.described())
-        optimizers = resolve_optimizers(choices.optimizer, self.cell.graph)
-        tables = resolve_tables(choices.rowwise, self.cell.graph, optimizers, choices.options.slot_memory)
+        if config.remat is not None:
+            config.remat.check(self.cell.graph.described())
+        optimizers = resolve_optimizers(config.optimizer, self.cell.graph)
+        tables = resolve_tables(config.rowwise, self.cell.graph, optimizers, config.options.slot_memory)
         for optimizer in optimizers.values():
             optimizer.transformation.check_free(self.cell, set(map(tree_paths.join, optimizer.parts)))
         known: dict[str, dict[str, Variable]] = {}
-        if self.choices is None or not _are_same(self.optimizers, optimizers):
+        if self.compile_config is None or not _are_same(self.optimizers, optimizers):
             for name, optimizer in optimizers.items():
                 used, slots = before.get(name, (None, {}))
                 is_same = used is not None and used == optimizer.transformation
@@ -112,11 +112,11 @@ class BuiltModel(BuiltModule):
         self.release_optimizers()
         if known:
             steps = self.cell.steps_taken
-            self.cell.add_slots(optimizers, choices.options.slot_memory)
+            self.cell.add_slots(optimizers, config.options.slot_memory)
             known = self._fitting(known, optimizers, steps)
-        elif self.cell.slot_memory != choices.options.slot_memory:
-            self.cell.move_slots(optimizers, choices.options.slot_memory)
-        self.choices = dataclasses.replace(choices, optimizers=optimizers, tables=tables)
+        elif self.cell.slot_memory != config.options.slot_memory:
+            self.cell.move_slots(optimizers, config.options.slot_memory)
+        self.compile_config = dataclasses.replace(config, optimizers=optimizers, tables=tables)
         values = {name: {path: one.current() for path, one in slots.items()} for name, slots in known.items()}
         self._attach_optimizers(optimizers, known)
         for name, arrays in values.items():
@@ -146,11 +146,11 @@ class BuiltModel(BuiltModule):
 
     def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:
         """Replace the layers' weights by changed ones, given their graph and plan; recompile a compiled model."""
-        choices = self.choices
+        config = self.compile_config
         if len(graph.specs) > len(self.cell.graph.specs):  # a merge of adapters ends a training
             self._warn_of_reset()
         self.release_optimizers()
-        self.choices = None
+        self.compile_config = None
         if self.trainability is not None:
             self.trainability = self.trainability.of(graph.specs)
             self.stated = self.trainability.stated()
@@ -161,8 +161,8 @@ class BuiltModel(BuiltModule):
         else:
             self._indexed, self._order = None, [row.path for row in plan.rows]
         self._make_steps(self.distribution)
-        if choices is not None:
-            self.compile(choices)
+        if config is not None:
+            self.compile(config)
 
     def _warn_of_reset(self) -> None:
         """Warn of optimizers that have taken steps, and lose their state."""
@@ -200,7 +200,7 @@ class BuiltModel(BuiltModule):
     @property
     def optimizers(self) -> dict[str, Optimizer]:
         """The optimizers of `compile` by name."""
-        return {} if self.choices is None else self.choices.optimizers
+        return {} if self.compile_config is None else self.compile_config.optimizers
 
     def release_optimizers(self) -> None:
         """Detach the optimizers, before they are replaced or their state is dropped."""
@@ -253,7 +253,7 @@ class BuiltModel(BuiltModule):
 
     def objective(self, method: str) -> Objective:
         """Return the loss and metrics of `compile`."""
-        objective = None if self.choices is None else self.choices.objective
+        objective = None if self.compile_config is None else self.compile_config.objective
         if objective is None:
             fix = 'for example model.compile(optimizer, loss="mse", train_step=train_step)'
             raise ModelError(f"{method} needs a loss", given="compile(train_step=...) without a loss", fix=fix)
@@ -261,7 +261,7 @@ class BuiltModel(BuiltModule):
 
     def check_measures(self, method: str) -> None:
         """Check that the model has a loss or a custom test step."""
-        if self.choices is None or not self.choices.is_own("test"):
+        if self.compile_config is None or not self.compile_config.is_own("test"):
             self.objective(method)
 
     def next_shuffle_key(self) -> tuple[int, ...]:

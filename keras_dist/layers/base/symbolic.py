@@ -22,8 +22,7 @@ def connect(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree
     """Return the symbolic outputs of a layer for symbolic inputs, and add the call to the graph."""
     node = tensors.connect(layer, args, kwargs)
     layer._record.nodes.append(node)
-    is_model = hasattr(type(layer).build, "creates_weights")
-    if not (layer._is_built or is_model or tensors.runs_on_host(layer) or layer._needs_no_building()):
+    if not (layer._is_built or layer._creates_weights() or tensors.runs_on_host(layer) or layer._needs_no_building()):
         with building_for_shapes(layer):  # its own method has returned the shapes
             called_with_shapes(layer.build, tensor_arguments(call_parameters(type(layer)), args, kwargs, KerasTensor))
     return node.outputs
