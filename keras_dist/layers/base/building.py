@@ -108,7 +108,8 @@ def shard_weights(layer: Any) -> None:
         except DistributionError:  # from an AutoParallel that has not searched yet
             return
         if layout is not None:
-            weight.reshard(layout)
+            with in_trace_of(layer):
+                weight.reshard(layout)
 
 
 def built(self: Any) -> bool:
