@@ -32,7 +32,7 @@ from keras_dist.layers.base.names import keras_paths
 from keras_dist.layers.base.shape_calls import copy_for_shapes, stacked_dims
 from keras_dist.layers.base.weights import store_paths, walk_owned
 from keras_dist.models.model_base import ModelBase
-from keras_dist.models.model_distribution import distribution_now, distribution_of_layers, place_of
+from keras_dist.models.model_distribution import distribution_now, distribution_of_graph, distribution_of_layers
 from keras_dist.models.shared_layers import check_inner_models, distribution_of_shared
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
@@ -82,7 +82,7 @@ def traced_for_shapes(model: ModelBase, arguments: Arguments, chosen: Distributi
     chosen = asked or distribution_of_layers(model)
     distribution = distribution_now(chosen)
     check_inner_models(model, distribution, chosen)
-    before = _built_before(model)
+    before = _keras_paths_of_built(model)
     known = {tree_paths.join(parts) for parts, variable, owners in walk_owned(model) if _existed(variable, owners)}
     leaves, structure = jax.tree.flatten(arguments)
     tensors = [leaf for leaf in leaves if isinstance(leaf, KerasTensor)]
@@ -114,7 +114,7 @@ def traced_for_shapes(model: ModelBase, arguments: Arguments, chosen: Distributi
     graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, named.weights), module_paths=module_paths)
     trainability = TrainableFlags(model, graph.specs)
     graph = dataclasses.replace(graph, trained=trainability.flags())
-    found = place_of(asked, chosen, graph)
+    found = distribution_of_graph(asked, chosen, graph)
     distribution = distribution if found is chosen else distribution_now(found)
     return TracedModel(graph, trainability, distribution, chosen is not None)
 
@@ -138,7 +138,7 @@ def _existed(variable: nnx.Variable, owners: Owners) -> bool:
     return variable.get_metadata("made_early", False) or not (layer and layer._record.built_for_shapes)
 
 
-def _built_before(model: ModelBase) -> dict[str, str | None]:
+def _keras_paths_of_built(model: ModelBase) -> dict[str, str | None]:
     """Return Keras's path, or None, of each layer that was built before the model, by its path."""
     found: dict[str, str | None] = {}
     for path, layer in layers_below(model):

@@ -20,7 +20,7 @@ from keras_dist.models.adapters import written
 from keras_dist.models.config import arguments_but, is_of_graph, named
 from keras_dist.models.functional import replaced
 from keras_dist.models.model import Model
-from keras_dist.models.model_distribution import in_place_of
+from keras_dist.models.model_distribution import on_mesh_of
 from keras_dist.models.sequential import Sequential, takes_layers
 from keras_dist.models.weight_creation import create_weights
 from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
@@ -66,7 +66,7 @@ def clone_model(
         raise argument_error("model", model, expected)
     if call_function is not None and not _is_functional(model):
         raise _misfit("call_function", call_function, model, "a functional model")
-    with in_place_of(model):
+    with on_mesh_of(model):
         clone = _cloned(model, input_tensors, clone_function, call_function, recursive)
     if lora := written(model._record.adapters):
         clone._with_weights()

@@ -59,7 +59,7 @@ def compile(
     slot_memory: Literal["pinned_host"] | None = None,
     rowwise: str | None = None,
 ) -> None:
-    """Configure the model for training. Optimizer slots are created here, sharded like their parameters.
+    """Configure the model for training. Optimizer slots are sharded like their parameters, and created with them.
 
     Args:
         optimizer: a name (`"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, ...), an `Optimizer`, an optax transformation,
@@ -170,7 +170,7 @@ def optimizers(model: ModelBase) -> dict[str, Any]:
     given = model._compile_config.optimizer
     if not isinstance(given, Mapping):
         return {DEFAULT: given}
-    named = model._compiled("optimizers").optimizers
+    named = model._compiled_model("optimizers").optimizers
     return {name: optimizer.transformation for name, optimizer in named.items()}
 
 

@@ -26,7 +26,7 @@ from keras_dist.mixed_precision import under_policy
 from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described, check_not_of_keras
 from keras_dist.models.model_base import ModelBase
-from keras_dist.models.model_distribution import in_place_of
+from keras_dist.models.model_distribution import on_mesh_of
 from keras_dist.models.weight_creation import create_weights
 from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
 from keras_dist.serialization.object_configs import is_lambda, lambdas_kept
@@ -174,7 +174,7 @@ def copied(model: ModelBase, memo: Any = None) -> Any:
     """Return a copy of the model on the same distribution."""
     make, arguments = reduced(model)
     made_under = model._record.made_under if arguments[4] is None else model._with_weights().distribution
-    with contextlib.nullcontext() if made_under is None else made_under.scope(), in_place_of(model):
+    with contextlib.nullcontext() if made_under is None else made_under.scope(), on_mesh_of(model):
         return make(*arguments)
 
 

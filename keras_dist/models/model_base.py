@@ -109,7 +109,7 @@ class ModelBase(Layer):
             fix = 'for example model.compile("adam", loss="mse")'
             raise ModelError(summary, given="a model that is not compiled", fix=fix)
 
-    def _compiled(self, method: str, x: Any = None) -> BuiltModel:
+    def _compiled_model(self, method: str, x: Any = None) -> BuiltModel:
         """Return the built model; raise unless it is compiled."""
         self._check_compiled(method)
         return self._with_weights(x)

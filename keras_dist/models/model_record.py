@@ -31,7 +31,7 @@ from keras_dist.layers.base.layer_record import LayerRecord
 from keras_dist.layers.base.module_precision import precision_of_modules
 from keras_dist.layers.base.other_frameworks import check_is_no_function, check_is_ours
 from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.models.model_distribution import distribution_now, initial_state, no_layout_yet, place_of
+from keras_dist.models.model_distribution import distribution_now, distribution_of_graph, initial_state, no_layout_yet
 from keras_dist.serialization import deserialize_keras_object
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.adapters import in_nodes
@@ -315,13 +315,13 @@ class ModuleSource:
         """Return the graph, the state or its initializer, and the distribution."""
         if self._is_ready:
             graph, state = split_module(self.given, self.trainable, needs_values=needs_values)
-            return graph, state, place_of(asked, None, graph)
+            return graph, state, distribution_of_graph(asked, None, graph)
 
         def trace(distribution: Distribution) -> tuple[ModuleGraph, Callable[[ArrayLike], PyTree]]:
             return traced_in(distribution, None, lambda: trace_factory(self.given, self.trainable))
 
         graph, init = trace(distribution_now(asked))
-        found = place_of(asked, None, graph)
+        found = distribution_of_graph(asked, None, graph)
         if found is not asked and found is not None:
             graph, init = trace(found)
         return graph, init, found

@@ -51,7 +51,7 @@ def compute_loss(
     if context is not None and context.compiled_loss is not None:
         chosen, others = context.compiled_loss((x, y, sample_weight), y_pred), model.losses
     else:
-        objective = model._compiled("compute_loss").objective("compute_loss")
+        objective = model._compiled_model("compute_loss").objective("compute_loss")
         found = objective.losses((x, y, sample_weight), y_pred, _mask_of(y_pred))
         chosen, others = found.get("loss"), model._record.losses_given
         if others is None:

@@ -1,10 +1,11 @@
 """The creation of a model's weights: a call for shapes builds the layers, and their variables are planned.
 
-The arrays are created when one is needed.
+`StateCell` calls `creation` when an array is needed.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
     with explaining_one_device(is_placed=described.is_placed):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
     check_meshes(model, plan)
-    places = positions_of(model, graph.parts)
+    positions = positions_of(model, graph.parts)
     for _, layer in layers_below(model):
         layer._is_built = layer._is_built or layer._creates_weights()
     before = record.built_before
@@ -72,13 +73,12 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
 
     def creation() -> None:
         facts = facts_of_config("model", model)
-        check_agreement(
-            "create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts, **_origins(plan, places, seed)}
-        )
-        create_arrays(places, plan.mesh)
+        origins = functools.partial(_origins, plan, positions, seed)
+        check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts, **origins()})
+        create_arrays(positions, plan.mesh)
 
-    plan_arrays(model, places, plan, seed)
-    cell = StateCell(graph, plan, places, f"model {model.name!r}", None if plan.mesh.is_abstract else creation)
+    plan_arrays(model, positions, plan, seed)
+    cell = StateCell(graph, plan, positions, f"model {model.name!r}", None if plan.mesh.is_abstract else creation)
     built = BuiltModel(cell=cell, distribution=distribution, seed=seed, model=model, compute_loss=compute_loss)
     built.label_variables()
     register_layers(model, before, built)
@@ -90,24 +90,23 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
     return built
 
 
-def _origins(plan: LayoutPlan, places: Sequence[ArrayPosition], seed: int) -> dict[str, str]:
+def _origins(plan: LayoutPlan, positions: Sequence[ArrayPosition], seed: int) -> dict[str, str]:
     """Return the origins of initial values, which all processes must have in common."""
     found: dict[str, str] = {}
-    for row, place in zip(plan.rows, places, strict=True):
-        initial = getattr(place.lendable, "initial", None)
+    for row, position in zip(plan.rows, positions, strict=True):
+        initial = getattr(position.lendable, "initial", None)
         origin = f"drawn from seed {initial.numbers[0]}" if isinstance(initial, Drawn) else "set or read before"
         found[f"initial value of {row.path!r}"] = origin.removesuffix(f" from seed {seed}")  # others: of copied layers
     return found
 
 
-def plan_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: LayoutPlan, seed: int) -> None:
+def plan_arrays(module: nnx.Module, positions: Sequence[ArrayPosition], plan: LayoutPlan, seed: int) -> None:
     """Number the variables of a module, and give those without arrays their shardings.
 
     The numbers follow the order of their making, which is the same for all forms of a model.
     """
-    shardings = {
-        id(place.holder): sharding for place, sharding in zip(places, jax.tree.leaves(plan.shardings), strict=True)
-    }
+    holders = (position.holder for position in positions)
+    shardings = dict(zip(map(id, holders), jax.tree.leaves(plan.shardings), strict=True))
     variables = [variable for _, variable in walk(module) if isinstance(variable, Variable)]
     numbers: dict[int, int] = {}
     for number, variable in enumerate(sorted(variables, key=lambda variable: variable.serial)):
@@ -120,9 +119,9 @@ def plan_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: Layou
             variable.keep(jax.ShapeDtypeStruct(raw.shape, raw.dtype, sharding=shardings[id(variable)]))
 
 
-def create_arrays(places: Sequence[ArrayPosition], mesh: DeviceMesh) -> None:
-    """Create the arrays of the variables at these places that have none."""
-    found = (place.lendable for place in places)
+def create_arrays(positions: Sequence[ArrayPosition], mesh: DeviceMesh) -> None:
+    """Create the arrays of the variables at these positions that have none."""
+    found = (position.lendable for position in positions)
     with switching:
         variables = [variable for variable in found if isinstance(variable, Variable) and variable.is_deferred]
         shapes = [raw_value.__get__(variable) for variable in variables]

@@ -81,7 +81,7 @@ class BuiltModel(BuiltModule):
         self.step_runner = StepRunner(self.cell, self.forward, config)
 
     def compile(self, config: CompileConfig) -> None:
-        """Set how the model is trained; create slots, unless an optimizer has slots for all trained variables."""
+        """Set how the model is trained; plan slots, unless an optimizer has slots for all trained variables."""
         check_not_forked()
         if config.options.slot_memory is not None:
             check_memory_kind(config.options.slot_memory, self.cell.mesh)

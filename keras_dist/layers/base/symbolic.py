@@ -34,14 +34,14 @@ def traced_outputs(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, KerasTensor)]
     shapes = [leaves[place].shape for place in places]
 
-    def traced_in(tree: PyTree) -> list[Any]:
+    def arrays_of(tree: PyTree) -> list[Any]:
         found = jax.tree.leaves(tree)
         return [found[place] for place in places]
 
     def run(args: Any, kwargs: Any, masks: list[tuple[jax.Array, jax.Array]]) -> tuple[PyTree, list[Any]]:
         called = copy_for_shapes(layer)
         with call_context.entered(anew=True) as context:
-            context.sizes_of_unknown = sizes_of_unknown(shapes, traced_in((args, kwargs)))
+            context.sizes_of_unknown = sizes_of_unknown(shapes, arrays_of((args, kwargs)))
             for array, mask in masks:
                 context.set_mask(array, mask)
             outputs = called(*args, **kwargs)
