@@ -30,7 +30,7 @@ from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.base.names import keras_paths
 from keras_dist.layers.base.shape_calls import copy_for_shapes, stacked_dims
-from keras_dist.layers.base.weights import store_paths, walk_owned
+from keras_dist.layers.base.weights import walk_owned
 from keras_dist.models.model_base import ModelBase
 from keras_dist.models.model_distribution import distribution_now, distribution_of_graph, distribution_of_layers
 from keras_dist.models.shared_layers import check_inner_models, distribution_of_shared
@@ -105,7 +105,9 @@ def traced_for_shapes(model: ModelBase, arguments: Arguments, chosen: Distributi
         trace(shape_tracing.symbolic_dim())
     except Exception:  # of any class: the code of a layer may need integers
         trace(shape_tracing.SIZES[0])
-    store_paths(model)
+    for parts, variable, _ in walk_owned(model):
+        if isinstance(variable, Variable):
+            variable.set_metadata("keras_path", tree_paths.join(parts))  # for copies in traces
     models = [layer for _, layer in layers_below(model) if layer._creates_weights() and not layer._is_built]
     with shapes_only(), _built_in_graph(models):
         graph, _ = split_module(model, None, needs_values=False)

@@ -12,7 +12,7 @@ from keras_dist.errors import ModelError
 from keras_dist.layers.base.call_arguments import call_parameters, check_numbers
 from keras_dist.models.functional import is_shape
 from keras_dist.models.model_base import ModelBase
-from keras_dist.models.model_record import module_is_apart
+from keras_dist.models.module_source import module_is_apart
 from keras_dist.models.weight_creation import create_weights
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
 from keras_dist.variables import call_context

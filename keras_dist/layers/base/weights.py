@@ -18,13 +18,6 @@ def keras_name(variable: nnx.Variable) -> str | None:
     return variable.get_metadata().get("keras_name")
 
 
-def store_paths(module: nnx.Module) -> None:
-    """Store the path of each weight of a module in its metadata."""
-    for parts, variable in walk(module):
-        if isinstance(variable, Variable):
-            variable.set_metadata("keras_path", tree_paths.join(parts))
-
-
 def walk(module: Any) -> Iterator[tuple[tree_paths.Parts, nnx.Variable]]:
     """Yield each variable of a module once, with its path, in Keras's order.
 
