@@ -160,7 +160,6 @@ def merge_lora(model: AdaptableModel) -> None:
             variable.freeze(False)
 
     change: Callable[[], None] = remove if layers else functools.partial(delattr, built.model, ROOT)
-    source = model._record.source
-    trainable = None if source is None else source.trainable
+    trainable = model._record.source and model._record.source.trainable
     model._change_weights({"": built.model, **_owners(layers)}, change, trainable)
     model._record.adapters = None
