@@ -1,4 +1,7 @@
-"""Names of `keras.saving`, with its arguments and defaults."""
+"""Configs, registered classes, and models in files: the names of `keras.saving`.
+
+Source: names, arguments and defaults as in `keras.saving`.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -23,7 +26,7 @@ __all__ = [
     "serialize_keras_object",
 ]
 __all__ += ["load_model", "load_weights", "save_model", "save_weights"]
-# These work on models, on a floor above: the package `keras_dist` tells where they live.
+# These work on models, on a floor above: the table of the package `keras_dist` names their modules.
 
 if TYPE_CHECKING:
     from keras_dist.models.loading import load_model as load_model

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from keras_dist._support.types import PyTree
+from keras_dist.adapters.adaptable_model import Adapters
 from keras_dist.callbacks import History
 from keras_dist.data.conversion import Arrays
 from keras_dist.distribution.strategy import Distribution
@@ -16,16 +16,6 @@ from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.loop import Mode
-from keras_dist.variables.variable import Variable
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Adapters:
-    """Rank and alpha by path of weights that `Model.enable_lora` adapts, and the other weights that it has frozen."""
-
-    weights: Mapping[str, tuple[int, float]]
-    dropout: float
-    frozen: tuple[Variable, ...]
 
 
 @dataclasses.dataclass(eq=False)

@@ -304,6 +304,8 @@ def _methods(keras: types.ModuleType) -> Iterator[str]:
             if method.startswith("_") or method in shown or any(fnmatchcase(method, words) for words in INTERNAL):
                 continue
             own = getattr(mine, method, None)
+            if inspect.isfunction(own) and not isinstance(inspect.getattr_static(mine, method), staticmethod):
+                own = types.MethodType(own, mine)  # methods of `Model` call their instance `model`
             note = note_on(f"{name}.{method}", INSTEAD if own is None else NOTES)
             words = "" if own is None else _in_words(differences(own, function))
             if own is None or words or note:
