@@ -28,7 +28,7 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.tracing import traced_in, without_kernels
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
-from keras_dist.layers.base.names import keras_paths
+from keras_dist.layers.base.names import keras_paths, layers_below, named_layers, with_keras_paths
 from keras_dist.layers.base.shape_calls import copy_for_shapes, stacked_dims
 from keras_dist.layers.base.weights import walk_owned
 from keras_dist.models.model_base import ModelBase
@@ -37,8 +37,8 @@ from keras_dist.models.shared_layers import check_inner_models, distribution_of_
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.graph import ModuleGraph, split_module
-from keras_dist.training.naming import TrainableFlags, layers_below, named_layers, with_keras_paths
 from keras_dist.training.step import Forward
+from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables import call_context
 from keras_dist.variables.variable import Owners, Variable
 

@@ -11,12 +11,11 @@ from flax import nnx
 from keras_dist._support.types import PyTree, Shape
 from keras_dist.errors import ModelError, NotAvailableError, did_you_mean
 from keras_dist.layers import Layer
-from keras_dist.layers.base.names import layers_in
+from keras_dist.layers.base.names import layers_below, layers_in, named_layers
 from keras_dist.models.abstract_models import plan_before_search
 from keras_dist.models.functional import replaced
 from keras_dist.models.model_base import ModelBase
 from keras_dist.symbolic.tensors import KerasTensor
-from keras_dist.training.naming import layers_below, named_layers
 
 
 def layers(model: ModelBase) -> list[Layer]:

@@ -27,8 +27,8 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import DistributionError, LayoutError, LayoutWarning
+from keras_dist.layers.base.names import layers_below
 from keras_dist.training.graph import ModuleGraph
-from keras_dist.training.naming import layers_below
 
 
 def distribution_now(chosen: Distribution | None) -> Distribution:

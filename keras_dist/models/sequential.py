@@ -14,6 +14,7 @@ from keras_dist._support.types import PyTree
 from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
 from keras_dist.layers.base.host_layer import as_rows
+from keras_dist.layers.base.names import name_members
 from keras_dist.layers.core.foreign_modules import as_layer
 from keras_dist.models.abstract_models import await_layout
 from keras_dist.models.config import arguments_but, read_layer, write_layer
@@ -22,7 +23,6 @@ from keras_dist.models.model import Model
 from keras_dist.serialization import custom_object_scope, serialize_keras_object
 from keras_dist.serialization.shared_objects import one_config_read, one_config_written
 from keras_dist.symbolic.tensors import KerasTensor, Node, runs_on_host
-from keras_dist.training.naming import name_members
 
 
 @dataclasses.dataclass(frozen=True)

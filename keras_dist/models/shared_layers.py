@@ -13,10 +13,10 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import DistributionError
 from keras_dist.layers import Layer
+from keras_dist.layers.base.names import layers_below
 from keras_dist.layers.base.weights import walk
 from keras_dist.models.model_base import ModelBase
 from keras_dist.training.built_model import BuiltModel, describe
-from keras_dist.training.naming import layers_below
 from keras_dist.variables.lending import Lendable
 
 

@@ -19,6 +19,7 @@ from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import distribution as current_distribution
+from keras_dist.layers.base.names import layers_below, named_layers
 from keras_dist.layers.base.weights import walk
 from keras_dist.models.abstract_models import arguments_of, compute_loss, note_arguments, traced_for_shapes
 from keras_dist.models.model_base import ModelBase
@@ -26,7 +27,6 @@ from keras_dist.models.model_distribution import explaining_one_device, no_layou
 from keras_dist.models.shared_layers import check_meshes, register_layers
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import ArrayPosition, positions_of
-from keras_dist.training.naming import layers_below, named_layers
 from keras_dist.training.state_cell import StateCell
 from keras_dist.variables.initial_values import Drawn, Wanted, create
 from keras_dist.variables.lending import switching

@@ -24,13 +24,13 @@ from keras_dist.optimizers.optimizer_variables import ModelState, variables_in
 from keras_dist.training.built_module import BuiltModule
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.graph import ModuleGraph, positions_of
-from keras_dist.training.naming import TrainableFlags, path_of_keras
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.rowwise import resolve_tables
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.step_runner import StepRunner
+from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables.variable import Variable
 
 
@@ -237,7 +237,7 @@ class BuiltModel(BuiltModule):
             reuse = functools.partial(create, own=kept.get(name, {}))
             slots = optimizer.transformation.in_variables(numbers.slots[name], reuse)
             for place, variable in zip(jax.tree.leaves(numbers.slots[name]), variables_in(slots), strict=True):
-                variable.set_metadata(keras_path=path_of_keras(known_as, rows[place].path))
+                variable.set_metadata(keras_path=_path_of_keras(known_as, rows[place].path))
                 cell.hold_slot(place, variable)
             state = ModelState(slots, steps, cell, listed, parts, lambda grads: self.forward.scattered(grads))
             self._optimizer_states.append(state)
@@ -296,6 +296,14 @@ def _of_a_structure(parts: tree_paths.Parts, variable: nnx.Variable) -> ModelErr
     summary = f"variable {tree_paths.join(parts)!r} of a layer must contain one array, not a structure"
     given = f"{type(variable).__name__} of {shorten(jax.tree.structure(variable.get_raw_value()))}"
     return ModelError(summary, given=given, fix="nnx.Dict(a=nnx.Param(...), b=nnx.Param(...)), or a list of variables")
+
+
+def _path_of_keras(optimizer: str, path: str) -> str:
+    """Return Keras's path of an array of an optimizer: it differs for the step count and the learning rate."""
+    *above, name = path.split("/")
+    if not {*above} <= {"optimizer", "inner"} or name not in ("iterations", "learning_rate"):
+        return path
+    return f"{optimizer}/{name.removesuffix('s')}"
 
 
 def _are_same(before: Mapping[str, Optimizer], now: Mapping[str, Optimizer]) -> bool:
