@@ -165,7 +165,7 @@ def _build_uncalled(copy: nnx.Module) -> None:
         shape_tracing.trace(call, tensors)
 
 
-def forward_of(model: ModelBase, x: PyTree, distribution: Distribution | None) -> Forward:
+def forward_on(model: ModelBase, x: PyTree, distribution: Distribution | None) -> Forward:
     """Return the forward pass of a model under a distribution, by default its own or the current one, abstractly."""
     remat = model._compile_config.remat
     if model._built is not None:
@@ -191,7 +191,7 @@ def plan_before_search(model: ModelBase) -> LayoutPlan | None:
     if searched is None or (model._record.source is None and model._graph is None):
         return None
     distribution = ModelParallel(LayoutMap(searched.device_mesh))
-    graph = forward_of(model, None, distribution).graph
+    graph = forward_on(model, None, distribution).graph
     return distribution.plan_variables(graph.specs, graph.treedef)
 
 
