@@ -98,9 +98,9 @@ class Variable(Lendable):
         **__: Any,
     ) -> Variable:
         """Make a `Parameter` or a `Statistic`."""
-        if cls is not Variable:
-            return super().__new__(cls)
-        return super().__new__(Parameter if trainable is not None and check_flag("trainable", trainable) else Statistic)
+        is_trained = trainable is not None and check_flag("trainable", trainable)
+        kind: Any = (Parameter if is_trained else Statistic) if cls is Variable else cls
+        return super().__new__(kind)
 
     @explained
     def __init__(
