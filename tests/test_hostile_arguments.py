@@ -98,6 +98,13 @@ def test_rows_have_a_longest_length(length):
         kd.data.pack([[1, 2, 3]], length)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, np.array, jnp.asarray])
+def test_arguments_of_layers_are_any_integers(kind):
+    conv = kd.layers.Conv1D(kind(200), kind(3), strides=kind(2), padding="same")
+    assert conv(np.ones((1, 4, 2), "float32")).shape == (1, 2, 200)
+    assert kd.layers.Normalization(axis=kind(1))(np.ones((1, 4), "float32")).shape == (1, 4)
+
+
 @pytest.mark.parametrize("mask", ["abc", ["a", "b", "c"], [None] * 3, [[1], [2, 3], 1], {"a": 1}, b"abc", 1j])
 def test_a_loss_mask_has_numbers(mask):
     with pytest.raises(DataError, match="'weights' must have a finite number for each token"):
