@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
+from keras_dist._support.raw_errors import explained
 from keras_dist.errors import ArgumentTypeError, DataError, KerasDistError, ModelError
 from tests import hostile
 
@@ -19,7 +20,7 @@ CHECKED = ("optimizers", "callbacks", "losses", "initializers", "regularizers", 
 CLASSES = {
     name: target for name, target in hostile.public(CHECKED) if inspect.isclass(target) and hostile.has_base(target)
 }
-QUICK = ("data", "losses", "metrics", "layers", "activations", "random", "tree", "config", "presets", "")
+QUICK = ("data", "losses", "metrics", "layers", "activations", "random", "tree", "ops", "config", "presets", "")
 SLOW = ("launch", "plan", "check_equivalence", "AutoParallel", "Sequential.fit", "Sequential.export", "get_file")
 TARGETS = hostile.targets(QUICK, SLOW)
 PLACES = [place for name, target in CLASSES.items() for place in hostile.cases(name, target)]
@@ -97,6 +98,13 @@ def test_rows_have_a_longest_length(length):
         kd.data.pack([[1, 2, 3]], length)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, np.array, jnp.asarray])
+def test_arguments_of_layers_are_any_integers(kind):
+    conv = kd.layers.Conv1D(kind(200), kind(3), strides=kind(2), padding="same")
+    assert conv(np.ones((1, 4, 2), "float32")).shape == (1, 2, 200)
+    assert kd.layers.Normalization(axis=kind(1))(np.ones((1, 4), "float32")).shape == (1, 4)
+
+
 @pytest.mark.parametrize("mask", ["abc", ["a", "b", "c"], [None] * 3, [[1], [2, 3], 1], {"a": 1}, b"abc", 1j])
 def test_a_loss_mask_has_numbers(mask):
     with pytest.raises(DataError, match="'weights' must have a finite number for each token"):
@@ -139,6 +147,12 @@ def test_ignored_names_are_expressions(ignore):
         lambda value: kd.activations.relu(value),
         lambda value: kd.data.ArraySource(value),
         lambda value: kd.tree.flatten(value),
+        lambda value: kd.ops.add(1.0, value),
+        lambda value: kd.ops.silu(value),
+        lambda value: kd.ops.zeros(value),
+        lambda value: kd.Variable(1.0).assign_add(value),
+        lambda value: kd.Variable(value),
+        lambda value: setattr(kd.layers.Dense(2), "table", value),
     ],
 )
 def test_values_that_contain_themselves_are_errors_and_break_nothing(use):
@@ -159,6 +173,20 @@ def test_values_that_contain_themselves_are_errors_and_break_nothing(use):
         (lambda: kd.data.pad_sequences(5), "(?s)`pad_sequences` cannot use its arguments: .*sequences=5"),
         (lambda: kd.random.beta((2,), 1j, 1.0), "(?s)`beta` cannot use its arguments: TypePromotionError"),
         (lambda: kd.random.normal((2,), mean="a"), "(?s)`normal` cannot use its arguments: .*mean='a'"),
+        (lambda: kd.ops.dtype(1.5), "(?s)`dtype` cannot use its arguments: AttributeError.*x=1.5"),
+        (lambda: kd.ops.sin(2**63), "(?s)`sin` cannot use its arguments: OverflowError.*x=9223372036854775808"),
+        (lambda: kd.ops.rearrange(np.ones((2, 2)), 5), "`pattern` must be a string"),
+        (lambda: kd.ops.mean(np.ones(2), "a"), "(?s)`mean` cannot use its arguments: NameError.*axis='a'"),
+        (lambda: kd.ops.irfft((np.ones(3), np.ones(3)), 2**63), "`fft_length` must be an integer of at least 1"),
+        (lambda: kd.Variable([[1, 2], [3]]), r"(?s)cannot use its arguments: .*initializer=\[\[1, 2\], \[3\]\]"),
+        (lambda: kd.Variable(1.0, trainable=np.ones(2)), "`trainable` must be True or False"),
+        (lambda: kd.Variable(1.0, name=1.5), "`name` must be a string"),
+        (
+            lambda: kd.Variable(np.ones(2)).assign_add("words"),
+            "(?s)assign_add` cannot use its arguments: .*value='words'",
+        ),
+        (lambda: kd.Variable(np.ones(2)).assign_sub(np.ones(3)), "(?s)assign_sub` cannot use its arguments: .*shape"),
+        (lambda: kd.layers.Dense(2).build(5), "(?s)`Dense.build` cannot use its arguments: .*input_shape=5"),
         (
             lambda: kd.losses.Poisson()(np.ones(3), int),
             r"(?s)`Poisson` cannot use its arguments: .*y_true=float64 array",
@@ -186,9 +214,39 @@ class Unreadable:
         raise KeyError("mine")
 
 
+class Unfinished:
+    """A data set with mistakes in its code."""
+
+    shape, dtype, ndim = (8, 2), np.dtype("float32"), 2
+
+    def __init__(self, mistake):
+        self.mistake = mistake
+
+    def __len__(self):
+        if self.mistake == "len":
+            return nothing_of_this_name  # noqa: F821
+        return 8
+
+    def __iter__(self):
+        yield {}["mine"]
+
+    def __array__(self, *_, **__):
+        raise OSError("no such disk")
+
+
+def fit(x):
+    model = kd.Sequential([kd.Input((2,)), kd.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(x, verbose=0)
+
+
 @pytest.mark.parametrize(
     ("use", "kind"),
     [
+        (lambda: kd.data.LookupSource(Unfinished("len")), NameError),
+        (lambda: kd.data.ArraySource(Unfinished("array")), OSError),
+        (lambda: fit(iter(Unfinished("iter"))), KeyError),
+        (lambda: kd.ops.map(lambda x: {}["mine"], np.ones(2)), KeyError),
         (lambda: kd.tree.map_structure(fails, [1]), Mine),
         (lambda: kd.tree.map_structure(lambda x: x["a"], [{1}]), TypeError),
         (lambda: kd.layers.Lambda(lambda x: x + "a")(np.ones(2)), TypeError),
@@ -202,6 +260,13 @@ def test_errors_of_users_and_of_traces_stay(use, kind):
     with pytest.raises(kind) as caught:
         use()
     assert not isinstance(caught.value, KerasDistError)
+
+
+def test_a_mistake_in_code_of_this_package_is_not_one_of_the_caller():
+    made = {"__name__": "keras_dist.made"}
+    exec("def function(x):\n    return x + nothing_of_this_name", made)
+    with pytest.raises(NameError, match="nothing_of_this_name"):
+        explained(made["function"])(1)
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,7 @@ def check_axis(argument: str, value: object, layer: str = "") -> int:
 def check_axes(argument: str, value: Any, layer: str = "") -> tuple[int, ...]:
     """Return an integer, or several different integers, as a tuple."""
     axes = (value,) if is_int(value) else _items(value)
-    if axes and all(map(is_int, axes)) and len(set(axes)) == len(axes):
+    if axes and all(map(is_int, axes)) and len(set(map(operator.index, axes))) == len(axes):
         return tuple(map(operator.index, axes))
     expected = "an integer, or a list of different integers"
     error = ModelError if axes and all(map(is_int, axes)) else ArgumentTypeError
@@ -392,8 +392,8 @@ def check_broadcasts(argument: str, shape: Sequence[int], to: Sequence[int], lay
 
 def _items(value: Any) -> tuple[Any, ...] | None:
     """Return the items of a list, a tuple or an array, or None for other values."""
-    has_items = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
-    return tuple(cast("Sequence[Any]", value)) if has_items else None
+    has_items = value.ndim > 0 if isinstance(value, np.ndarray) else isinstance(value, Sequence)
+    return tuple(cast("Sequence[Any]", value)) if has_items and not isinstance(value, str | bytes) else None
 
 
 def _as_tuples(value: Any) -> Any:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._support.raw_errors import explained
 from keras_dist._support.stateless_scope import current_scope
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.jax_internals import combinable, has_explicit_mesh, hide_mesh_in, hides_mesh
@@ -86,6 +87,7 @@ class Operators:
     _lock: Any = threading.RLock()
     """Held from reading `_array` until its user is dispatched, or a new array stored; shared without a model."""
 
+    @explained
     def assign(self, value: Any) -> Any:
         """Set and return the value.
 
@@ -121,10 +123,12 @@ class Operators:
         """Return the value as a numpy array."""
         return np.asarray(self.value)
 
+    @explained
     def assign_add(self, value: Any) -> Any:
         """Add `value`, and return the sum."""
         return self.assign(self.value + jnp.asarray(value_of(value)))
 
+    @explained
     def assign_sub(self, value: Any) -> Any:
         """Subtract `value`, and return the difference."""
         return self.assign(self.value - jnp.asarray(value_of(value)))

@@ -20,11 +20,13 @@ from keras_dist.errors import ArgumentTypeError, DataError, KerasDistError, Mode
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Object = TypeVar("_Object")
 
-_RAW = (ArithmeticError, AttributeError, LookupError, NameError, RecursionError, TypeError, ValueError)
+NAMELESS = (ArithmeticError, AttributeError, LookupError, NameError, RecursionError)
+"""Errors that name neither the function nor the argument, also where `jax.numpy` raises them."""
+_RAW = (*NAMELESS, TypeError, ValueError)
 _LIBRARIES = {"keras_dist", "jax", "jaxlib", "numpy", "flax", "optax", "ml_dtypes", "PIL", *sys.stdlib_module_names}
 _NAMES = "array bool eq float ge gt hash index int iter le len lt ne repr str"
 _OF_VALUES = {f"__{name}__" for name in _NAMES.split()}
-"""Methods of a value that a check of it calls: their errors are wrong values."""
+"""Methods of a value that a check of it calls: what they refuse is a wrong value."""
 _SCALARS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "bool": ("True or False", lambda value: isinstance(value, bool) or is_int(value, 0, 1)),
     "int": ("an integer", is_int),
@@ -37,12 +39,14 @@ _explained_classes: set[type] = set()
 
 
 @functools.cache
-def explained(function: _Function, decorate: Callable[[Any], Any] | None = None) -> _Function:
-    """Decorate a public function or method: raw errors for its arguments become errors that name them.
+def explained(
+    function: _Function, decorate: Callable[[Any], Any] | None = None, kinds: tuple[type[Exception], ...] = _RAW
+) -> _Function:
+    """Decorate a public function or method: raw errors for its arguments, of these kinds, become errors that name them.
 
     `decorate` is applied first.
     """
-    if hasattr(function, "is_explained") or not function.__module__.startswith("keras_dist."):
+    if getattr(function, "explaining", None) is function or not (function.__module__ or "").startswith("keras_dist."):
         return function
 
     function = function if decorate is None else decorate(function)
@@ -51,11 +55,11 @@ def explained(function: _Function, decorate: Callable[[Any], Any] | None = None)
     def explaining(*args: Any, **kwargs: Any) -> Any:
         try:
             for value in (*args, *kwargs.values()):
-                if isinstance(value, list | dict) and _contains_itself(value):  # pyright: ignore[reportUnknownArgumentType]
+                if isinstance(value, list | tuple | dict) and _contains_itself(value):  # pyright: ignore[reportUnknownArgumentType]
                     raise RecursionError("a list or dict contains itself")
             return function(*args, **kwargs)
         except Exception as error:
-            if isinstance(error, KerasDistError) or not _is_raw(error):
+            if isinstance(error, KerasDistError) or not _is_raw(error, kinds):
                 raise
             if not takes(function, *args, **kwargs):
                 if (wrong := names_error(function, args, kwargs)) is not None:
@@ -63,7 +67,7 @@ def explained(function: _Function, decorate: Callable[[Any], Any] | None = None)
                 raise
             raise _explanation(function, args, kwargs, error) from error
 
-    explaining.is_explained = True  # type: ignore[attr-defined]
+    explaining.explaining = explaining  # type: ignore[attr-defined]  # which `functools.wraps` copies to others
     return explaining  # type: ignore[return-value]
 
 
@@ -107,16 +111,19 @@ def _contains_itself(value: Any, within: tuple[Any, ...] = ()) -> bool:
     return any(any(item is outer for outer in within) or _contains_itself(item, within) for item in items)
 
 
-def _is_raw(error: Exception) -> bool:
-    """Whether a library has raised a common error below the decorated function, or a method of a value any error."""
+def _is_raw(error: Exception, kinds: tuple[type[Exception], ...]) -> bool:
+    """Whether a library has raised an error of these kinds below the decorated function, or a method of a value."""
+    if isinstance(error, NameError) and error.name is not None:  # a mistake in code: JAX's own have no `name`
+        return False
     kind = type(error)
     is_of_arrays = kind.__module__.partition(".")[0] in ("builtins", "numpy") or kind.__name__ == "TypePromotionError"
-    is_common = isinstance(error, _RAW) and is_of_arrays
+    is_common = isinstance(error, kinds) and is_of_arrays
     traceback = error.__traceback__
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES:
-            return frame.f_code.co_name in _OF_VALUES
+            is_of_value = frame.f_code.co_name in _OF_VALUES and not frame.f_code.co_flags & inspect.CO_GENERATOR
+            return is_of_value and isinstance(error, RuntimeError | TypeError | ValueError)
     return is_common
 
 
@@ -125,7 +132,8 @@ def _explanation(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], e
     given = dict(signature.bind(*args, **kwargs).arguments)
     is_bound = is_method(function) and "cls" not in given
     owner = given.pop(next(iter(given))) if is_bound else None  # of a subclass, perhaps
-    called = function.__qualname__ if owner is None else f"{type(owner).__name__}.{function.__name__}"
+    names = [cls.__name__ for cls in type(owner).__mro__ if not cls.__name__.startswith("_")]
+    called = function.__qualname__ if owner is None else f"{names[0]}.{function.__name__}"
     called = re.sub(r"\.(__init__|__call__|call|with_reported)$", "", called)
     is_of_data = function.__module__.startswith("keras_dist.data")
     kind = DataError if is_of_data else ArgumentTypeError if isinstance(error, TypeError) else ModelError

@@ -68,6 +68,7 @@ def _range(dtype: Any) -> tuple[Any, Any]:
     return float(jnp.finfo(dtype).min), float(jnp.finfo(dtype).max)
 
 
+@notes_arguments
 def convert_to_numpy(x: ArrayLike) -> np.ndarray:
     """Return a copy of `x` as a NumPy array."""
     return np.array(value_of(x))

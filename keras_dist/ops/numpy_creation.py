@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -193,13 +194,13 @@ def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None
 @operation
 def tril(x: ArrayLike, k: int = 0) -> jax.Array:
     """Set elements of matrices (..., m, n) above the `k`-th diagonal to 0; positive `k` are above the main one."""
-    return jnp.tril(as_array(x), k)
+    return jnp.tril(as_array(x), operator.index(k))
 
 
 @operation
 def triu(x: ArrayLike, k: int = 0) -> jax.Array:
     """Set elements of matrices (..., m, n) below the `k`-th diagonal to 0; positive `k` are above the main one."""
-    return jnp.triu(as_array(x), k)
+    return jnp.triu(as_array(x), operator.index(k))  # JAX computes k - 1, in uint8 255 for 0
 
 
 @operation
@@ -211,7 +212,7 @@ def diag(x: ArrayLike, k: int = 0) -> jax.Array:
 @operation
 def diagflat(x: ArrayLike, k: int = 0) -> jax.Array:
     """Return the matrix whose `k`-th diagonal is the flattened array."""
-    return jnp.diagflat(as_array(x), k)
+    return jnp.diagflat(as_array(x), operator.index(k))
 
 
 @operation

@@ -15,7 +15,7 @@ from keras_dist._support.arguments import argument_error, is_int
 from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.ops import numpy_arguments as arguments
 from keras_dist.ops.numpy_arguments import Axes
-from keras_dist.ops.operation import as_array, dims_of, names_in, operation, unary
+from keras_dist.ops.operation import as_array, dims_of, names_in, notes_arguments, operation, unary
 
 fliplr = unary("fliplr", jnp.fliplr, "Reverse the second dim: the columns of a matrix.")
 flipud = unary("flipud", jnp.flipud, "Reverse the first dim: the rows of a matrix.")
@@ -330,6 +330,7 @@ def unique(
     return jnp.unique(array, *results, axis, equal_nan=False, size=size, fill_value=fill_value, sorted=sorted)
 
 
+@notes_arguments
 def vectorize(
     pyfunc: Callable[..., Any], *, excluded: set[int | str] | None = None, signature: str | None = None
 ) -> Callable[..., Any]:

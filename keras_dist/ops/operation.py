@@ -20,6 +20,7 @@ from flax import nnx
 from keras_dist._support.arguments import argument_error, check_axes, check_axes_exist
 from keras_dist._support.array_operators import Operators, native, value_of
 from keras_dist._support.integer_checks import check_fits
+from keras_dist._support.raw_errors import NAMELESS, explained
 from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist._unstable.jax_internals import hides_mesh
 from keras_dist.errors import KerasDistError, shorten
@@ -49,11 +50,12 @@ def operation(function: _Function) -> _Function:
 
 def notes_arguments(function: _Function) -> _Function:
     """Return `function`; errors that JAX raises in it get a note with the outermost operation and its arguments."""
+    checked = explained(function, kinds=NAMELESS)
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            return checked(*args, **kwargs)
         except Exception as error:
             if not isinstance(error, KerasDistError):
                 others = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_GIVEN)]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._support.arguments import check_option
+from keras_dist._support.arguments import check_option, check_optional, check_size, is_int
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.ops.operation import as_array, operation
@@ -53,7 +54,7 @@ def rfft(x: ArrayLike, fft_length: int | None = None) -> tuple[jax.Array, jax.Ar
 @operation
 def irfft(x: Complex, fft_length: int | None = None) -> jax.Array:
     """Return the inverse of `rfft`, of size `fft_length`; None for the even size."""
-    return jnp.fft.irfft(_complex("irfft", x), n=fft_length)
+    return _inverse("irfft", x, fft_length)
 
 
 @operation
@@ -109,7 +110,7 @@ def istft(
         length: size of the result; None for the size of all windows.
         sequence_length, sequence_stride, fft_length, window, center: as in `stft`.
     """
-    frames = jnp.fft.irfft(_complex("istft", x), n=fft_length)
+    frames = _inverse("istft", x, fft_length)
     weights = window_weights("istft", window, sequence_length, sequence_stride, fft_length).astype(frames.dtype)
     size = fft_length + sequence_stride * (frames.shape[-2] - 1)
     places = _positions(size, fft_length, sequence_stride)
@@ -135,7 +136,7 @@ def spectra(signals: jax.Array, weights: jax.Array, stride: int, center: bool) -
 
 def window_weights(name: str, window: str | ArrayLike | None, length: int, stride: int, fft_length: int) -> jax.Array:
     """Return the weights of a window, zero-padded at both ends to `fft_length`; ones for None."""
-    if not isinstance(stride, int) or stride <= 0 or fft_length < length:
+    if not is_int(stride, 1) or fft_length < length:
         summary = f"{name} takes a stride above 0, and a fft_length of at least sequence_length"
         given = f"sequence_length={length}, sequence_stride={stride!r}, fft_length={fft_length}"
         fix = f"{name}(x, sequence_length=256, sequence_stride=128, fft_length=256)"
@@ -155,6 +156,7 @@ def window_weights(name: str, window: str | ArrayLike | None, length: int, strid
 
 def _positions(size: int, length: int, stride: int) -> np.ndarray:
     """Return the positions (windows, length) of the elements of windows."""
+    length, stride = operator.index(length), operator.index(stride)  # a uint8 would overflow
     return np.arange(0, size - length + 1, stride)[:, None] + np.arange(length)
 
 
@@ -165,6 +167,11 @@ def _complex(name: str, x: Complex) -> jax.Array:
         given = f"{[(part.shape, part.dtype.name) for part in parts] or type(x).__name__}"
         raise ModelError(summary, given=given, fix=f"{name}((real, ops.zeros_like(real)))")
     return jax.lax.complex(*(part.astype(jnp.result_type(part, jnp.float32)) for part in parts))
+
+
+def _inverse(name: str, x: Complex, fft_length: int | None) -> jax.Array:
+    size = check_optional(check_size, "fft_length", fft_length)  # from 2 ** 63 on XLA ends the process
+    return jnp.fft.irfft(_complex(name, x), n=size)
 
 
 def _parts(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from keras_dist._support.arguments import check_flag
+from keras_dist._support.raw_errors import explained
 from keras_dist._support.stateless_scope import current_scope, shapes_only, trace_error
 from keras_dist._support.types import ArrayLike, DTypeLike, Shape
 from keras_dist._unstable import flax_internals
@@ -23,7 +25,7 @@ from keras_dist.distribution.layout import TensorLayout, from_keras, layout_on
 from keras_dist.distribution.placement import distribute_tensor, is_abstract, place_copy
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import describe_variables
-from keras_dist.errors import DistributionError, ModelError
+from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.variables import call_context, new_variables
 from keras_dist.variables.initial_values import Drawn, Given, InitialValue, Wanted, create
 from keras_dist.variables.lending import Lendable, switching
@@ -96,9 +98,11 @@ class Variable(Lendable):
         **__: Any,
     ) -> Variable:
         """Make a `Parameter` or a `Statistic`."""
-        kind: Any = (Parameter if trainable else Statistic) if cls is Variable else cls
+        is_trained = trainable is not None and check_flag("trainable", trainable)
+        kind: Any = (Parameter if is_trained else Statistic) if cls is Variable else cls
         return super().__new__(kind)
 
+    @explained
     def __init__(
         self,
         initializer: Identifier | ArrayLike,
@@ -241,7 +245,7 @@ class Variable(Lendable):
     @trainable.setter
     def trainable(self, value: bool) -> NoReturn:
         kinds = getattr(self.borrower, "kinds", "")
-        given = f"variable.trainable = {value}{f' in a module with {kinds}' if kinds else ''}"
+        given = f"variable.trainable = {shorten(value)}{f' in a module with {kinds}' if kinds else ''}"
         fix = "layer.trainable = False, then compile; for a foreign module trainable='head/.*' in Model.from_nnx"
         raise ModelError(f"cannot set `trainable` of {self.path!r}", given=given, fix=fix)
 
@@ -254,6 +258,7 @@ class Variable(Lendable):
     def constraint(self, value: Any) -> None:
         self.set_metadata("constraint", value)
 
+    @explained
     def freeze(self, is_frozen: bool = True) -> None:
         """Make the weight non-trainable, or trainable again; it keeps its layout, and its place among the weights."""
         self.set_metadata(is_frozen=is_frozen)
@@ -329,6 +334,7 @@ class Variable(Lendable):
         dtype = self.dtype
         return value if value.dtype == dtype else value.astype(dtype)
 
+    @explained
     def __setitem__(self, index: Any, value: ArrayLike) -> None:
         own = self._own_dtype
         if jnp.issubdtype(own, jnp.floating) and jnp.issubdtype(jnp.result_type(value), jnp.floating):
@@ -377,6 +383,7 @@ class Variable(Lendable):
             self.keep(value)
         return self[...]
 
+    @explained
     def reshard(self, layout: TensorLayout) -> None:
         """Reshard the value to `layout`.
 

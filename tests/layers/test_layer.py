@@ -85,6 +85,19 @@ class TestBuilding:
         ]
         assert isinstance(layer.blocks, nnx.List) and isinstance(layer.heads, nnx.Dict)
 
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: {1: layers.Dense(2)}, "keys of a dict of layers or weights must be strings"),
+            (lambda: {1: layers.Dense(2), "1": layers.Dense(2)}, "must"),
+            (lambda: {1: 2, "a": 3}, "(?s)keys of the dict `heads` of a layer must have an order.*heads={1: 2"),
+        ],
+    )
+    def test_keys_of_dicts_are_strings(self, make, message):
+        layer = layers.Layer()
+        with pytest.raises(ModelError, match=message):
+            layer.heads = make()
+
     def test_a_weight_that_no_attribute_holds_is_an_error(self):
         class Forgetful(layers.Layer):
             def build(self, input_shape):

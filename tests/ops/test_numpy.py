@@ -164,3 +164,13 @@ def test_sums_of_products_of_8_bits_have_32():
         assert result.dtype == "int32"
         assert result[0, 0] == 20000
     assert ops.einsum("ij,jk->ik", x, x, preferred_element_type="float32").dtype == "float32"
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, np.array])
+def test_integers_of_numpy_are_integers(kind):
+    x = np.arange(9, dtype="float32").reshape(3, 3)
+    np.testing.assert_array_equal(ops.triu(x, kind(0)), np.triu(x))  # in uint8, 0 - 1 is 255
+    np.testing.assert_array_equal(ops.tril(x, kind(1)), np.tril(x, 1))
+    np.testing.assert_array_equal(ops.diagflat(x[0], kind(1)), np.diag(x[0], 1))
+    assert ops.extract_sequences(x, kind(4), kind(1)).shape == (3, 0, 4)
+    assert ops.stft(x[0], kind(2), kind(1), kind(2))[0].shape == (4, 2)

@@ -87,7 +87,6 @@ def test_python_s_operators_compute_what_operations_of_the_same_name_do():
         ),
         (lambda: kd.ops.sin("word"), "keras_dist.ops.sin(x='word')"),
         (lambda: kd.ops.zeros((2, "b")), "keras_dist.ops.zeros(shape=(2, 'b'))"),
-        (lambda: kd.ops.dtype(None), "keras_dist.ops.dtype(x=None)"),
         (
             lambda: kd.ops.map(lambda x: kd.ops.matmul(x, np.ones((5, 5))), np.ones((2, 3))),
             "keras_dist.ops.map(f=<function",
@@ -95,7 +94,8 @@ def test_python_s_operators_compute_what_operations_of_the_same_name_do():
     ],
 )
 def test_errors_of_jax_name_the_operation_and_its_arguments(call, note):
-    with pytest.raises((TypeError, ValueError, AttributeError)) as caught:
+    with pytest.raises((TypeError, ValueError)) as caught:
         call()
+    assert not isinstance(caught.value, kd.errors.KerasDistError)
     (given,) = (line for line in caught.value.__notes__ if line.startswith("  given:"))
     assert given.startswith(f"  given:    {note}")

@@ -101,7 +101,10 @@ def as_nnx_containers(value: Any) -> Any:
             return nnx.Dict()
         items = {name: as_nnx_containers(item) for name, item in value.items()}
         if any(isinstance(item, nnx.Module | nnx.Variable) for item in items.values()):
-            return nnx.Dict({str(name): item for name, item in items.items()})
+            if not all(isinstance(name, str) for name in items):
+                given, fix = f"the keys {shorten([*items])}", "use strings, or a list of layers"
+                raise ModelError("keys of a dict of layers or weights must be strings", given=given, fix=fix)
+            return nnx.Dict(items)
     return value
 
 
@@ -164,8 +167,12 @@ def checked(layer: Any, name: str, value: Any) -> Any:
     """Return a value as an attribute of a layer can hold it; its variables are numbered, and belong to the layer."""
     if not name.startswith("_") and layer._record.membership is not None:
         _check_settable(layer, name, value)
-    with shapes_only():
-        items = jax.tree.leaves(value) if isinstance(value, list | tuple | dict) else [value]
+    try:
+        with shapes_only():
+            items = jax.tree.leaves(value) if isinstance(value, list | tuple | dict) else [value]
+    except ValueError as error:
+        summary, given = f"keys of the dict `{name}` of a layer must have an order, as strings have", shorten(value)
+        raise ModelError(summary, given=f"{name}={given}", fix="use strings, or a list of pairs") from error
     for item in items:
         if is_of_keras(item):
             check_is_ours(f"attribute {name!r} of layer {vars(layer).get('_name', type(layer).__name__)!r}", item)

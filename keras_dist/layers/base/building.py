@@ -17,6 +17,7 @@ from keras_dist import constraints, initializers, random, regularizers
 from keras_dist._support import dim_names as dims
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import argument_error
+from keras_dist._support.raw_errors import explained
 from keras_dist._support.types import DTypeLike, PyTree, Shape
 from keras_dist._unstable.flax_internals import in_trace_of, trace_state_of
 from keras_dist._unstable.jax_internals import is_tracing
@@ -313,7 +314,7 @@ def prepare_subclass(cls: Any) -> None:
         for weight, initializer in cls.weight_initializers.items():
             show_keywords(constructor, defaults_of(weight, initializer) | {"activity_regularizer": None})
     if "build" in vars(cls) and not cls._creates_weights():
-        cls.build = _counted(vars(cls)["build"])
+        cls.build = _counted(explained(vars(cls)["build"]))
 
 
 def build_once(layer: Any, tensors: Mapping[str, PyTree], context: call_context.CallContext) -> None:

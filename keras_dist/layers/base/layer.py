@@ -5,6 +5,7 @@ Its body is a table of its methods: functions in modules of this package, whose 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from flax import nnx
 
 from keras_dist import regularizers
 from keras_dist._support.arguments import argument_error
+from keras_dist._support.raw_errors import explained
 from keras_dist._support.stateless_scope import shapes_only
 from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist._unstable.flax_internals import shown_as
@@ -229,6 +231,7 @@ class Layer(Configurable, nnx.Module):
         if "_is_built" not in vars(self):
             raise not_initialised(self)
 
+    @functools.partial(explained, kinds=(RecursionError,))
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, attributes.checked(self, name, value))
 

@@ -80,7 +80,8 @@ class Normalization(Layer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        self.axis = () if axis is None or axis in ((), []) else check_axes("axis", axis, self.name)
+        is_empty = axis is None or (isinstance(axis, list | tuple) and not axis)
+        self.axis = () if is_empty else check_axes("axis", axis, self.name)
         self.input_mean = check_optional(check_numbers, "mean", mean, self.name)
         self.input_variance = check_optional(check_numbers, "variance", variance, self.name)
         self._check_statistics()
