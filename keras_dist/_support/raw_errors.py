@@ -50,12 +50,13 @@ def explained(
         return function
 
     function = function if decorate is None else decorate(function)
+    nested = (list, dict, tuple) if kinds == NAMELESS else (list, dict)  # tuples are arguments of each step, too
 
     @functools.wraps(function)
     def explaining(*args: Any, **kwargs: Any) -> Any:
         try:
             for value in (*args, *kwargs.values()):
-                if isinstance(value, list | tuple | dict) and _contains_itself(value):  # pyright: ignore[reportUnknownArgumentType]
+                if isinstance(value, nested) and _contains_itself(value):
                     raise RecursionError("a list or dict contains itself")
             return function(*args, **kwargs)
         except Exception as error:
@@ -104,7 +105,7 @@ def explain_methods(cls: type[_Object]) -> type[_Object]:
 
 def _contains_itself(value: Any, within: tuple[Any, ...] = ()) -> bool:
     """Whether a short list or dict contains itself: flattened once, it breaks `jax.tree` for good on Python 3.11."""
-    if not isinstance(value, list | tuple | dict) or len(value) > 100:  # pyright: ignore
+    if not isinstance(value, list | tuple | dict) or len(value) > 100 or len(within) > 3:  # pyright: ignore
         return False
     items: Any = value.values() if isinstance(value, dict) else value  # pyright: ignore
     within = (*within, value)  # pyright: ignore
