@@ -29,12 +29,12 @@ from keras_dist.formats.keras_archives import KERAS_SUFFIX, OWN, KerasArchive, K
 from keras_dist.formats.keras_paths import OPTIMIZER, Hooks, name_now, stored_variables
 from keras_dist.formats.keras_slots import Slot, derived, stored_slots
 from keras_dist.formats.load_report import LoadReport, misfit
-from keras_dist.formats.lora_weights import MergedWeight, factor_paths, merged_weights
 from keras_dist.formats.model_state import names_of
 from keras_dist.formats.save_formats import check_file_path, legacy_error
 from keras_dist.jobs.job import is_chief
 from keras_dist.jobs.rendezvous import Rendezvous
 from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.lora_weights import MergedWeight, factor_paths, merged_weights
 from keras_dist.training.naming import layers_below
 from keras_dist.training.optimization import DEFAULT
 
@@ -69,7 +69,7 @@ def contents_of(model: Any, built: BuiltModel, stored: Iterable[str] = ()) -> Co
     """Return the variables of a model that files of Keras contain, by name in a file with these arrays."""
     live = dict(layers_below(model))
     hooks = Hooks(live)
-    merged = merged_weights(model, built)
+    merged = merged_weights(built)
     listed = [built.path_of(weight) for weight in built.variables()]
     states = {path for path in listed if built.cell.row(path).role == "state"}  # of stateful RNNs, say
     left_out = factor_paths(built, merged) | states

@@ -17,10 +17,10 @@ from keras_dist.files.tensor_format import in_parts, nbytes
 from keras_dist.files.tensor_reader import TensorReader
 from keras_dist.formats.array_store import narrowed, release_after
 from keras_dist.formats.load_report import listed
-from keras_dist.formats.lora_weights import MergedWeight
 from keras_dist.formats.weight_map import WeightMap
 from keras_dist.formats.weight_pieces import Parts, Piece, load_piece
 from keras_dist.formats.weight_transforms import Shape
+from keras_dist.training.lora_weights import MergedWeight
 from keras_dist.training.state_cell import StateCell
 
 

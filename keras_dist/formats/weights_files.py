@@ -23,7 +23,6 @@ from keras_dist.files.tensor_reader import TensorReader
 from keras_dist.files.tensor_writer import TensorWriter, grouped
 from keras_dist.formats.array_store import check_narrowed, is_narrower, narrowed, set_array, warn_unchecked
 from keras_dist.formats.load_report import LoadReport, listed, misfit
-from keras_dist.formats.lora_weights import MergedWeight, factor_paths
 from keras_dist.formats.mapped_files import MappedFile, MappedWeights
 from keras_dist.formats.save_formats import (
     FOLDER_SUFFIX,
@@ -40,6 +39,7 @@ from keras_dist.formats.weight_map import WeightMap
 from keras_dist.jobs.job import is_chief
 from keras_dist.jobs.rendezvous import Rendezvous
 from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.lora_weights import MergedWeight, factor_paths
 from keras_dist.training.state_cell import StateCell
 
 _PREFIX = "variables/"

@@ -16,7 +16,6 @@ from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Input, Layer
 from keras_dist.layers.base.other_frameworks import check_is_ours
 from keras_dist.layers.base.weights import children_of
-from keras_dist.models.adapters import written
 from keras_dist.models.config import arguments_but, is_of_graph, named
 from keras_dist.models.functional import replaced
 from keras_dist.models.model import Model
@@ -68,9 +67,9 @@ def clone_model(
         raise _misfit("call_function", call_function, model, "a functional model")
     with in_place_of(model):
         clone = _cloned(model, input_tensors, clone_function, call_function, recursive)
-    if lora := written(model._record.adapters):
+    if model._record.adapters is not None:
         clone._with_weights()
-        clone.enable_lora(**lora)
+        clone.enable_lora(**model._record.adapters.arguments())
     choices = model._compile_config
     if choices is not None:
         # an optimizer trains one model

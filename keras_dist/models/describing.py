@@ -23,7 +23,6 @@ from keras_dist.formats.keras_files import Description
 from keras_dist.formats.model_state import COMPILE, CONFIG, LORA, POLICY, names_of
 from keras_dist.layers.base.layer_record import layers_inside
 from keras_dist.mixed_precision import under_policy
-from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described, check_not_of_keras
 from keras_dist.models.model_base import ModelBase
 from keras_dist.models.model_distribution import in_place_of
@@ -47,8 +46,8 @@ def documents_of(model: ModelBase) -> dict[str, Any]:
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
     if not model._with_weights().cell.graph.is_foreign:
         documents = {CONFIG: _written_model(model), **documents}
-    lora = written(model._record.adapters)
-    return documents if lora is None else {**documents, LORA: lora}
+    adapters = model._record.adapters
+    return documents if adapters is None else {**documents, LORA: adapters.arguments()}
 
 
 def _written_model(model: ModelBase) -> dict[str, Any]:
@@ -167,7 +166,8 @@ def reduced(model: ModelBase, protocol: SupportsIndex = 4) -> tuple[Any, ...]:
         with model.at_rest():
             arrays = [host_copy(array) for array in built.cell.arrays]
         state = (built.seed, built.fits, dict(zip(names_of(built), arrays, strict=True)))
-    return _unpickled, (custom_objects, *documents, state, written(model._record.adapters))
+    adapters = model._record.adapters
+    return _unpickled, (custom_objects, *documents, state, adapters and adapters.arguments())
 
 
 def copied(model: ModelBase, memo: Any = None) -> Any:

@@ -312,13 +312,13 @@ def _on_its_mesh(model: ModelBase, method: str, x: Any) -> BuiltModel:
 
 def ready_to_train(model: ModelBase, method: str, x: Any) -> BuiltModel:
     """Return the built model before training; warn of changes that training does not follow."""
-    built, before = model._compiled(method, x), model._merged_after
+    built = model._compiled(method, x)
     built.check_current_distribution(method)
     built.warn_of_trainable()
-    if before is not None and before is model._compile_config and not any(_steps_taken(model, built)):
+    if built.lost_steps and not any(_steps_taken(model, built)):
         way = "`optimizer.iterations.assign(steps)` before it continues a schedule of its learning rate"
         warn(f"{method}: the optimizer starts again without its state, since merge_lora; {way}")
-    model._merged_after = None
+    built.lost_steps = False
     return built
 
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from flax import nnx
 
 from keras_dist._support.types import PyTree
+from keras_dist.adapters import enabling, peft_saving
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.layers.base.other_frameworks import check_is_ours
 from keras_dist.models import (
     abstract_models,
-    adapter_saving,
-    adapters,
     calling,
     compiling,
     config,
@@ -206,10 +205,10 @@ class Model(ModelBase, metaclass=ModelType):
     get_state_tree = describing.get_state_tree
     set_state_tree = describing.set_state_tree
 
-    enable_lora = adapters.enable_lora
-    merge_lora = adapters.merge_lora
-    save_adapter = adapter_saving.save_adapter
-    load_adapter = adapter_saving.load_adapter
+    enable_lora = enabling.enable_lora
+    merge_lora = enabling.merge_lora
+    save_adapter = peft_saving.save_adapter
+    load_adapter = peft_saving.load_adapter
 
     save = saving.save
     save_weights = saving.save_weights

@@ -25,8 +25,6 @@ class ModelBase(Layer):
     _members: Any  # layers by name
     _graph: Graph | None = None
     _has_module: bool = False  # made by `from_nnx` or `from_keras`; also of copies that NNX makes
-    _merged_after: CompileConfig | None = None
-    """The `compile` whose optimizer had taken steps at `merge_lora`, until training begins again."""
 
     if TYPE_CHECKING:  # methods in the table of `Model` that other methods call
         input_names: Any
@@ -36,12 +34,9 @@ class ModelBase(Layer):
         output_names: Any
         distribution: Any
         compile: Any
-        enable_lora: Any
         get_compile_config: Any
         compile_from_config: Any
         at_rest: Any
-
-        _change_weights: Any
 
         def _with_weights(self, *args: Any, **kwargs: Any) -> BuiltModel: ...
 

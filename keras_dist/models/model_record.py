@@ -20,6 +20,7 @@ from keras_dist._support import tree_paths
 from keras_dist._support.arguments import check_callable
 from keras_dist._support.signatures import keywords_taken
 from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist.adapters.adaptable_model import Adapters
 from keras_dist.callbacks import History
 from keras_dist.data.conversion import Arrays
 from keras_dist.distribution.consistency import check_agreement, facts_of_config, facts_of_plan, facts_of_values
@@ -34,15 +35,14 @@ from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.model_distribution import distribution_now, initial_state, no_layout_yet, place_of
 from keras_dist.serialization import deserialize_keras_object
 from keras_dist.symbolic.tensors import KerasTensor
-from keras_dist.training.adapters import in_nodes
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
 from keras_dist.training.loop import Mode
+from keras_dist.training.lora_modules import in_nodes
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Batch, Forward, ModuleCall
 from keras_dist.variables import call_context
-from keras_dist.variables.variable import Variable
 
 _FROM_CONFIG = (
     "make it anew: model = kd.models.model_from_json(keras_model.to_json()), then "
@@ -332,15 +332,6 @@ def module_is_apart(name: str) -> ModelError:
     given = "a model of from_nnx or from_keras, passed to a function of flax.nnx, to from_nnx or to another model"
     fix = "pass model.module: nnx.grad(loss)(model.module), Model.from_nnx(model.module), layers.NNXLayer(model.module)"
     return ModelError(f"model {name!r} is not the module that it trains, and does not contain it", given=given, fix=fix)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Adapters:
-    """Rank and alpha by path of weights that `Model.enable_lora` adapts, and the other weights that it has frozen."""
-
-    weights: Mapping[str, tuple[int, float]]
-    dropout: float
-    frozen: tuple[Variable, ...]
 
 
 @dataclasses.dataclass(eq=False)

@@ -16,11 +16,11 @@ from keras_dist.formats.array_store import retried
 from keras_dist.formats.keras_files import save_keras
 from keras_dist.formats.keras_weights import load_h5_weights, save_h5_weights
 from keras_dist.formats.load_report import LoadReport
-from keras_dist.formats.lora_weights import merged_weights
 from keras_dist.formats.save_formats import check_fits_form, checked_size, format_of_model, path_of_keras
 from keras_dist.formats.weight_map import WeightMap
 from keras_dist.models import describing
 from keras_dist.models.model_base import ModelBase
+from keras_dist.training.lora_weights import merged_weights
 
 
 def save_weights(
@@ -95,7 +95,7 @@ def save_weights(
     path, built = path_of_keras("save_weights", filepath), model._with_weights()
     check_fits_form(path, filepath, objects_to_skip)
     if path is None:
-        merged = merged_weights(model, built)
+        merged = merged_weights(built)
         form = (weight_map, dtype, config)
         weights_files.save_weights(built, model.weights, filepath, overwrite, max_shard_size, merged, *form)
     else:
@@ -158,7 +158,7 @@ def load_weights(
     path, built = path_of_keras("load_weights", filepath), model._with_weights()
     check_fits_form(path, filepath, objects_to_skip)
     if path is None:
-        options = (strict, weight_map, merged_weights(model, built))
+        options = (strict, weight_map, merged_weights(built))
         with explaining_missing("load_weights", filepath):
             return retried(lambda: weights_files.load_weights(model.name, built, model.weights, filepath, *options))
     weights_files.check_no_map("load_weights", path, weight_map)

@@ -53,6 +53,7 @@ class BuiltModel(BuiltModule):
         self.seed = seed  # fixes initial values, Dropout and the order of rows
         self.choices: CompileConfig | None = None
         self.fits = 0  # calls of `fit` without a seed
+        self.lost_steps = False  # whether a merge of adapters reset a trained optimizer, until training or `compile`
         self.stated: tuple[bool, ...] = ()  # `trainable` of each layer at the last `compile`
         self._call = call
         self._precision = precision
@@ -117,6 +118,7 @@ class BuiltModel(BuiltModule):
         elif self.cell.slot_memory != choices.options.slot_memory:
             self.cell.move_slots(optimizers, choices.options.slot_memory)
         self.choices = dataclasses.replace(choices, optimizers=optimizers, tables=tables)
+        self.lost_steps = False
         values = {name: {path: one.current() for path, one in slots.items()} for name, slots in known.items()}
         self._attach_optimizers(optimizers, known)
         for name, arrays in values.items():
@@ -146,9 +148,11 @@ class BuiltModel(BuiltModule):
 
     def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:
         """Replace the layers' weights by changed ones, given their graph and plan; recompile a compiled model."""
-        choices = self.choices
-        if len(graph.specs) > len(self.cell.graph.specs):  # a merge of adapters ends a training
+        choices, lost_steps = self.choices, self.lost_steps
+        if len(graph.specs) > len(self.cell.graph.specs):
             self._warn_of_reset()
+        elif self.cell.steps_taken:  # a merge of adapters may end the training: only `fit` warns
+            lost_steps = True
         self.release_optimizers()
         self.choices = None
         if self.trainability is not None:
@@ -163,6 +167,7 @@ class BuiltModel(BuiltModule):
         self._make_steps(self.distribution)
         if choices is not None:
             self.compile(choices)
+            self.lost_steps = lost_steps
 
     def _warn_of_reset(self) -> None:
         """Warn of optimizers that have taken steps, and lose their state."""

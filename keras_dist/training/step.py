@@ -42,10 +42,10 @@ from keras_dist.training.accumulators import (
     flat_logs,
 )
 from keras_dist.training.activations import Remat, constrain_inputs, constrain_outputs, weight_scope
-from keras_dist.training.adapters import adapted
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.gathers import with_gathers
 from keras_dist.training.graph import ModuleGraph
+from keras_dist.training.lora_modules import adapted
 from keras_dist.training.objective import Batch, Objective, check_free, reported
 from keras_dist.training.optimization import (
     Optimizer,

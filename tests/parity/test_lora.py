@@ -111,7 +111,7 @@ def test_errors_name_the_way_out():
     model = kd.Sequential([kd.Input((6,)), kd.layers.Dense(4)])
     with pytest.raises(ModelError, match="`rank`"):
         model.layers[0].enable_lora(0)
-    kd.Model(model.inputs, model.layers[0].output)
+    _other = kd.Model(model.inputs, model.layers[0].output)
     with pytest.raises(ModelError, match="another model shares"):
         model.layers[0].enable_lora(2)
     twice = kd.Sequential([kd.Input((6,)), kd.layers.Dense(4)])

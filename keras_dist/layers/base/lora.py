@@ -154,7 +154,6 @@ class LoraLayer(Layer):
                     getattr(self, name).peek()  # an initializer may raise
         else:
             self._record.membership.add_weights(self, lambda: self.adapt(factors))
-        vars(self).update(lora_rank=factors.rank, lora_alpha=factors.alpha)  # allowed in a built model, too
         if hasattr(self, "_arguments"):
             self._arguments.update(lora_rank=factors.rank, lora_alpha=factors.alpha)
 
@@ -234,12 +233,9 @@ class LoraLayer(Layer):
 
     def _config_arguments(self) -> dict[str, Any]:
         """Return the arguments of the constructor; as in Keras, LoRA's only if it is enabled."""
-        arguments = super()._config_arguments()
-        return {
-            name: value
-            for name, value in arguments.items()
-            if self.lora_rank is not None or name not in ("lora_rank", "lora_alpha")
-        }
+        arguments = super()._config_arguments().items()
+        left_out = ("lora_rank", "lora_alpha") if self.lora_rank is None else ()
+        return {name: value for name, value in arguments if name not in left_out}
 
     def check_adaptable(self) -> None:
         """Raise unless the layer is built, has no LoRA, and no constraint on the weight."""
@@ -262,18 +258,10 @@ class LoraLayer(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptedWeight:
-    """One of several weights of a layer, with the interface of `LoraLayer` for models.
-
-    The layer computes with `lora_update`.
-
-    Attributes:
-        layer: the layer.
-        name: the attribute of the weight.
-        regularizer, constraint: of the weight.
-    """
+    """One of several weights of a layer, with the interface of `LoraLayer`. The layer computes with `lora_update`."""
 
     layer: Layer
-    name: str
+    name: str  # the attribute of the weight
     regularizer: Any = None
     constraint: Any = None
 

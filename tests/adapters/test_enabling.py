@@ -310,6 +310,19 @@ def test_a_reset_of_a_trained_optimizer_is_a_warning_that_names_the_way_out():
     model.fit(X, Y, batch_size=8, verbose=0)
 
 
+def test_a_merge_is_remembered_until_training_or_compile():
+    model = adapted()
+    model.compile("adam", "mse")
+    model.fit(X, Y, batch_size=8, verbose=0)
+    model.merge_lora()
+    model.enable_lora(RANK, "head")
+    with pytest.warns(UserWarning, match="since merge_lora"):
+        model.fit(X, Y, batch_size=8, verbose=0)
+    model.merge_lora()
+    model.compile("adam", "mse")
+    model.fit(X, Y, batch_size=8, verbose=0)
+
+
 def test_a_clone_has_the_same_adapters():
     model = adapted(sharded(), dropout=0.25, rank_pattern={"head": 1})
     model.compile("adam", "mse")

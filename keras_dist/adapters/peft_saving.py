@@ -11,25 +11,24 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from keras_dist._support.dim_names import LAYERS
+from keras_dist.adapters.adaptable_model import AdaptableModel, Adapters, Scales
+from keras_dist.adapters.choosing import candidates_in, enumerated
+from keras_dist.adapters.enabling import enable_lora
+from keras_dist.adapters.peft_files import AdapterFiles, adapter_folder, read_adapter, write_adapter, written_config
+from keras_dist.adapters.peft_modules import Form, Group, Pair, groups_of, misfits, modules_in, nested
 from keras_dist.errors import ModelError
-from keras_dist.formats.adapter_files import AdapterFiles, adapter_folder, read_adapter, write_adapter, written_config
-from keras_dist.formats.adapter_modules import Form, Group, Pair, groups_of, misfits, modules_in, nested
-from keras_dist.formats.lora_weights import MergedWeight, merged_weights
 from keras_dist.formats.weight_map import WeightMap
 from keras_dist.jobs.rendezvous import Rendezvous
 from keras_dist.layers import ReversibleEmbedding
 from keras_dist.layers.base.lora import LoraLayer, factor_dims
-from keras_dist.models.adapters import arguments_for, candidates_in, enable_lora, enumerated
-from keras_dist.models.model_base import ModelBase
 from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.lora_weights import MergedWeight, merged_weights
 
 _NAMES_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")  # as in peft.utils.transformers_weight_conversion
 
-Scales = Mapping[str, tuple[int, float]]  # the rank and alpha of weights by path
-
 
 def save_adapter(
-    model: ModelBase,
+    model: AdaptableModel,
     filepath: str | os.PathLike[str],
     overwrite: bool = True,
     *,
@@ -77,7 +76,7 @@ def save_adapter(
         fix = 'model.enable_lora(rank=8, layers=".*/query") first; save_weights saves all weights'
         raise ModelError("save_adapter: the model has no adapters", given=f"model {model.name!r}", fix=fix)
     folder = adapter_folder("save_adapter", filepath)
-    everything, merged = _groups(model, built, weight_map), merged_weights(model, built)
+    everything, merged = _groups(model, built, weight_map), merged_weights(built)
     groups = nested(everything, lambda group: bool(group.forms_in(merged)))
     chosen = [group for group in groups if group.forms_in(merged)]
     scales = {path: _scale(one, adapters.weights) for path, one in merged.items()}
@@ -97,20 +96,13 @@ def save_adapter(
     left = [module for group in everything if not group.forms_in(merged) for module in group.modules]
     parameters = {module for group in chosen if group.is_parameter for module in group.modules}
     is_transposed = any(form.axis_of_outputs == 1 for group in chosen for form in group.forms)
-    config = written_config(
-        modules,
-        left,
-        parameters,
-        adapters.dropout,
-        is_transposed,
-        base_model_name_or_path=base_model_name_or_path,
-        task_type=task_type,
-    )
+    of_base = {"base_model_name_or_path": base_model_name_or_path, "task_type": task_type}
+    config = written_config(modules, left, parameters, adapters.dropout, is_transposed, **of_base)
     write_adapter(folder, config, arrays, overwrite)
 
 
 def load_adapter(
-    model: ModelBase,
+    model: AdaptableModel,
     filepath: str | os.PathLike[str],
     *,
     weight_map: WeightMap | None = None,
@@ -137,7 +129,7 @@ def load_adapter(
     """
     built, adapters = model._with_weights(), model._record.adapters
     folder, everything = adapter_folder("load_adapter", filepath), _groups(model, built, weight_map)
-    merged = merged_weights(model, built)
+    merged = merged_weights(built)
     here = None if adapters is None else {path: _scale(one, adapters.weights) for path, one in merged.items()}
     read: list[tuple[AdapterFiles, dict[str, Pair], Scales]] = []
 
@@ -158,8 +150,8 @@ def load_adapter(
     Rendezvous("a load of an adapter").each(look)
     ((files, pairs, scales),) = read
     if adapters is None:
-        enable_lora(model, **arguments_for(scales, files.dropout if dropout is None else dropout))
-        merged = merged_weights(model, built)
+        enable_lora(model, **Adapters(scales, files.dropout if dropout is None else dropout).arguments())
+        merged = merged_weights(built)
     forms = {form.path: form for group in everything for form in group.forms}
     for path, pair in pairs.items():
         for factor, value in zip(merged[path].factors, forms[path].from_file(*pair), strict=True):
@@ -218,14 +210,12 @@ def _read(
             problems.append(f"{group.modules[0]} adapts other parts than the model, or is not made of blocks")
             continue
         pairs |= found
-        sizes = {path: first.shape[1] for path, (first, _) in found.items()}
-        scales |= {path: (size, alpha * size / rank) for path, size in sizes.items()}
+        scales |= {path: (first.shape[1], alpha * first.shape[1] / rank) for path, (first, _) in found.items()}
     return pairs, scales
 
 
 def _pair(form: Form, merged: Mapping[str, MergedWeight]) -> Pair:
-    first, second = (factor.numpy() for factor in merged[form.path].factors)
-    return form.to_file(first, second)
+    return form.to_file(*(factor.numpy() for factor in merged[form.path].factors))
 
 
 def _scale(one: MergedWeight, weights: Scales) -> tuple[int, float]:
@@ -236,7 +226,7 @@ def _scale(one: MergedWeight, weights: Scales) -> tuple[int, float]:
     return rank, one.layer.lora_alpha or rank
 
 
-def _groups(model: ModelBase, built: BuiltModel, weight_map: WeightMap | None) -> list[Group]:
+def _groups(model: AdaptableModel, built: BuiltModel, weight_map: WeightMap | None) -> list[Group]:
     """Return the form in files of each weight that LoRA can adapt, in groups of one module."""
     candidates = {one.weight: one for one in candidates_in(built) if one.dims}
     shapes = {path: built.cell.row(path).shape for path in candidates}

@@ -30,12 +30,8 @@ _PREFIX = "base_model.model."
 Kind = Literal["linear", "embedding", "convolution", "experts"]
 Pair = tuple[np.ndarray, np.ndarray]
 
-_ENDS: dict[Kind, tuple[str, str]] = {
-    "linear": (".lora_A.weight", ".lora_B.weight"),
-    "convolution": (".lora_A.weight", ".lora_B.weight"),
-    "embedding": (".lora_embedding_A", ".lora_embedding_B"),
-    "experts": (".lora_A.weight", ".lora_B.weight"),
-}
+_ENDS = (".lora_A.weight", ".lora_B.weight")
+_ENDS_OF_EMBEDDINGS = (".lora_embedding_A", ".lora_embedding_B")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +39,7 @@ class Form:
     """The factors of a weight in a file."""
 
     path: str  # of the weight
-    modules: tuple[
-        str, ...
-    ]  # names of torch's modules, or parameters of experts: one, or one for each layer of a stack
+    modules: tuple[str, ...]  # torch's modules, or parameters of experts: one, or one for each layer of a stack
     kind: Kind  # of the module
     shape: tuple[int, ...]  # shape of the weight
     dims: Dims  # for each dim of the factors the dim of the weight; None for the rank
@@ -184,10 +178,8 @@ class Group:
                 column += 0 if is_shared else part.shape[-1]
         rank, experts = first.shape[1], self.forms[0].experts
         first = first.reshape(-1, experts * rank, *first.shape[2:])
-        second = np.moveaxis(second.reshape(-1, experts, *second.shape[1:]), 1, 3).reshape(
-            len(first), -1, experts * rank
-        )
-        second = second.reshape(*second.shape, *[1] * (first.ndim - 3))
+        second = np.moveaxis(second.reshape(-1, experts, *second.shape[1:]), 1, 3)
+        second = second.reshape(len(first), -1, experts * rank, *[1] * (first.ndim - 3))
         layers = zip(self._names(), zip(first, second, strict=True), strict=True)
         return rank, {name: array for both in layers for name, array in zip(*both, strict=True)}
 
@@ -197,9 +189,8 @@ class Group:
         first, second = (np.stack([arrays[name].astype("float32") for name in each]) for each in names)
         experts = self.forms[0].experts
         first = first.reshape(len(first) * experts, -1, *first.shape[2:])
-        second = np.moveaxis(second.reshape(*second.shape[:2], -1, experts), 3, 1).reshape(
-            len(first), second.shape[1], -1
-        )
+        second = np.moveaxis(second.reshape(*second.shape[:2], -1, experts), 3, 1)
+        second = second.reshape(len(first), *second.shape[2:])
         parts = [second[:, slice(*form.rows[:2])] for form in self.forms]
         columns = _columns(parts, None if ranks is None else [ranks.get(form.path, 0) for form in self.forms])
         if columns is None:
@@ -208,14 +199,14 @@ class Group:
         return {form.path: (first[:, one], part[..., one]) for form, part, one in both if one.start < one.stop}
 
     def _names(self) -> list[tuple[str, str]]:
-        ends = _ENDS[self.forms[0].kind]
+        ends = _ENDS_OF_EMBEDDINGS if self.forms[0].kind == "embedding" else _ENDS
         return [(f"{_PREFIX}{module}{ends[0]}", f"{_PREFIX}{module}{ends[1]}") for module in self.keys]
 
 
 def modules_in(reader: TensorReader) -> set[str]:
     """Return the modules of torch that have a first factor in a file."""
     names = [name.removeprefix(_PREFIX) for name in reader.shapes]
-    return {name.removesuffix(end) for end, _ in _ENDS.values() for name in names if name.endswith(end)}
+    return {name.removesuffix(end) for end, _ in (_ENDS, _ENDS_OF_EMBEDDINGS) for name in names if name.endswith(end)}
 
 
 def misfits(reader: TensorReader, groups: Mapping[Group, int]) -> Iterator[str]:

@@ -17,10 +17,10 @@ import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import FileMissingError, ModelError
 from keras_dist.interop import Joined, Linear, WeightMap
-from tests.models.test_adapters import TOLERANCE, X, adapted, made, sharded, stacked, with_updates
-from tests.models.test_adapters_of_modules import X as ROWS
-from tests.models.test_adapters_of_modules import adapted as adapted_module
-from tests.models.test_adapters_of_modules import made as made_module
+from tests.adapters.test_enabling import TOLERANCE, X, adapted, made, sharded, stacked, with_updates
+from tests.adapters.test_lora_modules import X as ROWS
+from tests.adapters.test_lora_modules import adapted as adapted_module
+from tests.adapters.test_lora_modules import made as made_module
 
 BASE = "base_model.model."
 NAMES = WeightMap({"query/kernel": "model.self_attn.q_proj.weight", "output/kernel": "model.self_attn.o_proj.weight"})

@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist.layers import Layer
 from keras_dist.layers.base.lora import Adapted, Dims, lora_parts, owner_of, product
-from keras_dist.training.adapters import factors_in
 from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.lora_modules import factors_in
 from keras_dist.training.naming import layers_below
 from keras_dist.training.state_cell import StateCell
 
@@ -70,10 +69,11 @@ def _merged(
     return jax.lax.with_sharding_constraint(results, shardings)
 
 
-def merged_weights(model: Layer, built: BuiltModel) -> dict[str, MergedWeight]:
+def merged_weights(built: BuiltModel) -> dict[str, MergedWeight]:
     """The weights of a model that LoRA adapts, by the paths of the frozen ones."""
     found: list[MergedWeight] = []
-    for part in (part for _, layer in layers_below(model) for part in lora_parts(layer) if part.lora_enabled):
+    layers = [] if built.cell.graph.is_foreign else layers_below(built.model)
+    for part in (part for _, layer in layers for part in lora_parts(layer) if part.lora_enabled):
         weight, *factors = (getattr(owner_of(part), name) for name in part.lora_names)
         given = (factors[0], factors[1]), part.lora_dims, part.lora_scale, part
         found.append(MergedWeight(built.path_of(weight), weight, *given))

@@ -29,7 +29,7 @@ class Factor(nnx.LoRAParam[Any]):
 
 
 class KernelFactors(nnx.Module):
-    """The factors `a` and `b` of the update of the kernel to which `parts` lead; `dims` as in `layers.lora`."""
+    """The factors `a` and `b` of the update of the kernel to which `parts` lead; `dims` as in `layers.base.lora`."""
 
     a: Factor
     b: Factor
@@ -65,7 +65,7 @@ class KernelFactors(nnx.Module):
 
 
 def add_factors(root: Any, kernels: Mapping[tree_paths.Parts, tuple[DimNames, Factors]]) -> None:
-    """Create the factors of kernels, given by what leads to them, with the names of their dims."""
+    """Create the factors of kernels, given by what leads to them, with the names of their dims, below `ROOT`."""
     found: dict[tree_paths.Parts, KernelFactors] = {}
     for (parts, (names, factors)), place in zip(kernels.items(), positions_of(root, list(kernels)), strict=True):
         shape = jnp.shape(place.array())
@@ -73,21 +73,11 @@ def add_factors(root: Any, kernels: Mapping[tree_paths.Parts, tuple[DimNames, Fa
     setattr(root, ROOT, in_nodes(traverse_util.unflatten_dict({tuple(map(str, p)): one for p, one in found.items()})))
 
 
-def remove_factors(root: Any) -> None:
-    """Undo `add_factors`."""
-    delattr(root, ROOT)
-
-
 def factors_in(root: Any) -> list[KernelFactors]:
     """Return the factors of all kernels of a module."""
     found = vars(root).get(ROOT)
     nodes = nnx.iter_graph(found) if isinstance(found, nnx.Dict) else ()
     return [node for _, node in nodes if isinstance(node, KernelFactors)]
-
-
-def is_factor(path: Any, variable: Any) -> bool:
-    """Whether a variable is a factor, as a filter of NNX."""
-    return isinstance(variable, Factor)
 
 
 @contextlib.contextmanager

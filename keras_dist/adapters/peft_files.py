@@ -2,7 +2,7 @@
 
 A module of torch keeps its weight as (outputs, inputs), and peft the factors as `lora_A.weight` (rank, inputs) and
 `lora_B.weight` (outputs, rank). Dims of heads are joined, and each layer of a stack is a module. Several weights may be
-parts of one module; see `storage.adapter_modules`.
+parts of one module; see `peft_modules`.
 """
 
 from __future__ import annotations
@@ -113,16 +113,7 @@ def written_config(
     fan_in_fan_out: bool,
     **more: Any,
 ) -> dict[str, Any]:
-    """Return the content of `adapter_config.json`, for ranks and alphas of adapted modules, and for other modules.
-
-    Args:
-        scales: ranks and alphas of modules, and of parameters.
-        others: modules and parameters without factors.
-        parameters: the parameters among `scales`.
-        dropout: fraction of inputs.
-        fan_in_fan_out: whether weights are (inputs, outputs).
-        **more: further entries.
-    """
+    """Return the content of `adapter_config.json`, for ranks and alphas of modules and `parameters`, beside others."""
     targets = {"target_modules": _targets([module for module in scales if module not in parameters], others, 1)}
     targets |= {"target_parameters": _targets(parameters, others, 2)} if parameters else {}
     ranks = {module: rank for module, (rank, _) in scales.items()}

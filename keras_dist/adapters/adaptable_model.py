@@ -1,0 +1,64 @@
+"""`AdaptableModel`: what adapters need of a model; and `Adapters`, which it keeps of `enable_lora`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from flax import nnx
+
+from keras_dist.adapters.peft_files import common_and_others
+from keras_dist.formats.weight_map import WeightMap
+from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.graph import Trainable
+from keras_dist.variables.variable import Variable
+
+Scales = Mapping[str, tuple[int, float]]
+"""Rank and alpha of weights by path."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Adapters:
+    """Rank and alpha by path of weights that `Model.enable_lora` adapts, and the other weights that it has frozen."""
+
+    weights: Scales
+    dropout: float
+    frozen: tuple[Variable, ...] = ()
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments with which `enable_lora` makes the same adapters."""
+        scales = {re.escape(path): scale for path, scale in self.weights.items()}
+        rank, ranks = common_and_others({path: rank for path, (rank, _) in scales.items()})
+        alpha, alphas = common_and_others({path: alpha for path, (_, alpha) in scales.items()})
+        given = {"rank": rank, "alpha": alpha, "dropout": self.dropout, "layers": [*scales]}
+        return {**given, "rank_pattern": ranks, "alpha_pattern": alphas}
+
+
+class _Record(Protocol):
+    adapters: Adapters | None
+    source: Any  # the module, with the variables to train; None for a model of layers
+    keras_model: Any  # of a `from_keras` model
+
+
+class AdaptableModel(Protocol):
+    """A model whose weights can change after they are created."""
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        ...
+
+    @property
+    def _record(self) -> _Record: ...
+
+    def _with_weights(self) -> BuiltModel: ...
+
+    def _check_idle(self, method: str) -> None: ...
+
+    def _map_of_base(self) -> WeightMap | None: ...
+
+    def _change_weights(
+        self, modules: Mapping[str, nnx.Module], change: Callable[[], None], trainable: Trainable = None
+    ) -> None: ...
