@@ -43,32 +43,56 @@ BACKENDS = {
 """XLA of jax 0.10 for CPUs, libtpu 0.0.42 for TPUs; for GPUs as XLA's source has it, in `ReduceScatterCreator`."""
 
 
-def moved_as(kind: Kind, operation: Any, nbytes: int, module: ShardedModule) -> tuple[Kind, int]:
-    """Return the kind of a collective in the compiled program, and the bytes that it moves, given those of Shardy."""
-    backend, result = BACKENDS.get(module.platform, Backend()), operation.results[0]
+def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: ShardedModule) -> tuple[Kind, int]:
+    """Return the kind of a collective in the compiled program, and the bytes that it moves, given those of Shardy.
+
+    No bytes if an equal collective comes first. `result` has the users of the result, which may be after a loop.
+    """
+    backend = BACKENDS.get(module.platform, Backend())
     element = str(result.type.element_type)
     if kind == "all_reduce":
         least, users = backend.scattered_nbytes, list(_users(result))
         if least is not None and nbytes > least and result.type.rank > 1 and users:
-            kind = "reduce_scatter" if all(_slices(each, operation) for each in users) else kind
+            kind = "reduce_scatter" if all(_is_slice(each, operation, module) for each in users) else kind
         return kind, _converted(nbytes, result, backend.added.get(element))
-    if kind == "all_gather" and element in backend.multiplied and all(map(_multiplies, _users(result))):
-        return kind, _converted(nbytes, result, backend.multiplied[element])
+    if kind == "all_gather" and operation.name == "sdy.all_gather":
+        alike = _alike(operation)
+        if alike[0] != operation:
+            return kind, 0
+        if element in backend.multiplied and all(
+            _multiplies(user) for each in alike for user in _users(each.results[0])
+        ):
+            return kind, _converted(nbytes, result, backend.multiplied[element])
     return kind, nbytes
 
 
-def is_added_after_loop(reduction: Any, module: ShardedModule) -> bool:
-    """Whether an all-reduce in a loop is only added to a sum that the loop returns, and moves behind the loop."""
-    if not BACKENDS.get(module.platform, Backend()).adds_after_loops:
-        return False
-    block = reduction.operation.block if hasattr(reduction, "operation") else reduction.block
+def _alike(gather: Any) -> list[Any]:
+    """Return the gathers of the same array in the same block to the same layout: XLA gathers once."""
+    block, users = gather.operation.block, [use.owner.operation for use in gather.operands[0].uses]
+    same = [each for each in users if each.name == gather.name and each.block == block]
+    layout = str(gather.attributes["out_sharding"])
+    return [
+        each for each in block.operations if each.operation in same and str(each.attributes["out_sharding"]) == layout
+    ]
+
+
+def added_after_loop(reduction: Any, module: ShardedModule) -> Any:
+    """Return the result of a loop that only adds up these all-reduces, which XLA reduces after the loop; else None."""
     users = list(_users(reduction.results[0]))
-    if len(users) != 1 or users[0].name != "stablehlo.add":
-        return False
-    (total,) = users[0].results
-    places = [place for place, value in enumerate(returned_by(block)) if value == total]
-    sums = [value for value in users[0].operands if is_argument(value.owner)]
-    return len(places) == 1 and len(list(total.uses)) == 1 and [value.arg_number for value in sums] == places
+    if not BACKENDS.get(module.platform, Backend()).adds_after_loops or [user.name for user in users] != [_ADD]:
+        return None
+    total, sums = users[0].results[0], [value for value in users[0].operands if is_argument(value.owner)]
+    while len(sums) == 1 and len(list(total.uses)) == 1:
+        block, place = sums[0].owner, sums[0].arg_number
+        if returned_by(block)[place] != total:
+            return None
+        if block.owner.operation.name == "stablehlo.while":
+            return block.owner.operation.results[place]
+        call = module.call_of(block.owner.operation)  # the body of a loop may be a function
+        if call is None:
+            return None
+        total, sums = call.results[place], [value for value in [call.operands[place]] if is_argument(value.owner)]
+    return None
 
 
 def _converted(nbytes: int, value: Any, width: int | None) -> int:
@@ -87,6 +111,7 @@ def _users(value: Any) -> Iterator[Any]:
             yield user
 
 
+_ADD = "stablehlo.add"
 _ARRANGING = ("stablehlo.convert", "stablehlo.reshape", "stablehlo.transpose")
 
 
@@ -103,9 +128,12 @@ def _multiplies(user: Any) -> bool:
     return name not in user.attributes or "HIGH" not in str(user.attributes[name])
 
 
-def _slices(user: Any, reduction: Any) -> bool:
-    """Whether an operation takes the slice of a device, along the axes of a reduction."""
+def _is_slice(user: Any, reduction: Any, module: ShardedModule) -> bool:
+    """Whether an operation takes the slice of a device along the axes of a reduction, and XLA scatters such slices."""
     if user.name != "sdy.all_slice":
         return False
     sliced, reduced = str(user.attributes["slicing_axes"]), str(reduction.attributes["reduction_axes"])
-    return all(axis in sliced for axis in reduced.split('"')[1::2])
+    *_, lanes = module.local_shape(user.results[0])
+    element = str(user.results[0].type.element_type)
+    is_one_tile = module.platform == "tpu" and element == "bf16" and lanes == 128 < user.results[0].type.shape[-1]
+    return not is_one_tile and all(axis in sliced for axis in reduced.split('"')[1::2])

@@ -18,7 +18,7 @@ import numpy as np
 from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
 from keras_dist.distribution.mesh import axis_tuple
-from keras_dist.planner.backends import Kind, is_added_after_loop, moved_as
+from keras_dist.planner.backends import Kind, added_after_loop, moved_as
 from keras_dist.planner.exchanges import (
     Estimate,
     Halo,
@@ -354,6 +354,9 @@ class _Costs:
 
     def _add_collective(self, kind: Kind, operation: Any, around: _Around) -> None:
         found, number = self._collective(kind, operation, around)
+        kind = found.kind
+        if not found.nbytes:
+            return
         if number:
             self._estimate(self._chosen[int(number)], around)
         if kind == "all_reduce" and self._module.platform != "cpu" and _is_statistic(operation.operands[0].owner):
@@ -391,9 +394,9 @@ class _Costs:
         given, made = self._module.nbytes(operation.operands[0]), self._module.nbytes(operation.results[0])
         name, *need = name_of(operation).split(_SEPARATOR)
         layer, made_by, axes = layer_in(name) or around.layer, jax_operation(name), self._axes_of(operation)
-        kind, nbytes = moved_as(kind, operation, max(given, made), self._module)
-        is_late = kind == "all_reduce" and around.turns != 1 and is_added_after_loop(operation, self._module)
-        found = Collective(kind, axes, nbytes, around.outside if is_late else around.turns, layer, made_by)
+        late = added_after_loop(operation, self._module) if kind == "all_reduce" and around.turns != 1 else None
+        kind, nbytes = moved_as(kind, operation, late or operation.results[0], max(given, made), self._module)
+        found = Collective(kind, axes, nbytes, around.outside if late else around.turns, layer, made_by)
         if len(need) != 3:
             return found, ""
         weight, is_asked = weight_in(need[0]), need[1] == _ASKED
