@@ -82,16 +82,15 @@ def added_after_loop(reduction: Any, module: ShardedModule) -> Any:
     if not BACKENDS.get(module.platform, Backend()).adds_after_loops or [user.name for user in users] != [_ADD]:
         return None
     total, sums = users[0].results[0], [value for value in users[0].operands if is_argument(value.owner)]
-    while len(sums) == 1 and len(list(total.uses)) == 1:
-        block, place = sums[0].owner, sums[0].arg_number
-        if returned_by(block)[place] != total:
-            return None
+    while len(sums) == 1 and len(list(total.uses)) == 1 and total in returned_by(sums[0].owner):
+        block, place = sums[0].owner, returned_by(sums[0].owner).index(total)
         if block.owner.operation.name == "stablehlo.while":
-            return block.owner.operation.results[place]
+            return block.owner.operation.results[place] if place == sums[0].arg_number else None
         call = module.call_of(block.owner.operation)  # the body of a loop may be a function
         if call is None:
             return None
-        total, sums = call.results[place], [value for value in [call.operands[place]] if is_argument(value.owner)]
+        before = call.operands[sums[0].arg_number]
+        total, sums = call.results[place], [before] if is_argument(before.owner) else []
     return None
 
 

@@ -124,7 +124,7 @@ class Found:
 
     def problems(self) -> Iterator[str]:
         """Yield the kinds of figures that are wrong and are not labelled."""
-        if self.arguments < self.given:
+        if abs(self.arguments - self.given) > 0.001 * self.given and self.arguments < self.given:
             yield "state"
         if not self.moves_right and not self.estimates:
             yield "collectives"
