@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 Parts = tuple[str | int, ...]
 
@@ -24,6 +25,24 @@ def visible(parts: Iterable[Any]) -> Parts:
 def join(parts: Iterable[Hashable]) -> str:
     """Join the parts of a path: `("layers", 0, "kernel")` -> `"layers/0/kernel"`."""
     return "/".join(str(part) for part in parts)
+
+
+def prefixes(path: str) -> Iterator[str]:
+    """Yield the prefixes of a path, from the empty path to itself."""
+    yield ""
+    yield from itertools.accumulate(filter(None, path.split("/")), lambda above, name: f"{above}/{name}")
+
+
+_Item = TypeVar("_Item")
+
+
+def by_prefix(items: Iterable[_Item], names: Callable[[_Item], Iterable[str]]) -> dict[str, list[_Item]]:
+    """Return the items below each prefix of their names, in order, in linear time."""
+    found: dict[str, list[_Item]] = {}
+    for item in items:
+        for prefix in dict.fromkeys(prefix for name in names(item) for prefix in prefixes(name)):
+            found.setdefault(prefix, []).append(item)
+    return found
 
 
 def _name(key: Any) -> str | int:

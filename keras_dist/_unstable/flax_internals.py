@@ -151,11 +151,6 @@ def rngs_for_creation(key: jax.Array) -> nnx.Rngs:
     return rngs
 
 
-def duplicates_in(tree: Any) -> list[list[tuple[Any, ...]]]:
-    """Return groups of paths in an NNX module that lead to the same submodule or Variable; none for other trees."""
-    return nnx.find_duplicates(tree) if isinstance(tree, nnx.Module) else []
-
-
 def attribute_order(module: Any) -> dict[tuple[Any, ...], list[str]]:
     """Return the attribute names of each submodule, by path, in the order of assignment."""
     return {path: list(vars(node)) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)}

@@ -16,10 +16,10 @@ from keras_dist.adapters.peft_modules import Kind
 from keras_dist.errors import ModelError, did_you_mean, nearest
 from keras_dist.layers import Embedding
 from keras_dist.layers.base.lora import Adapted, lora_parts, owner_of
+from keras_dist.layers.base.names import layers_below
 from keras_dist.layers.convolutional.convolution import BaseConvolution
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import compile_rule, positions_of
-from keras_dist.training.naming import layers_below
 
 LISTED = 20
 

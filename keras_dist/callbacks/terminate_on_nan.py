@@ -107,8 +107,8 @@ class TerminateOnNaN(Callback):
 
 def index_hint(model: Any, before: str) -> str:
     """Return, after `before`, how to find indices that make a loss NaN; nothing where the steps check them."""
-    choices = model._with_weights().choices
-    is_checked = choices is not None and choices.options.check
+    config = model._with_weights().compile_config
+    is_checked = config is not None and config.options.check
     return "" if is_checked else f"{before}compile(check=True) names a label or token that is out of range."
 
 

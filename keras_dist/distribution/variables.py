@@ -9,18 +9,12 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from flax import nnx
 
 from keras_dist._support import dim_names, tree_paths
 from keras_dist._support.types import DTypeLike, PyTree, PyTreeDef
 from keras_dist._unstable import jax_internals
-from keras_dist._unstable.flax_internals import (
-    duplicates_in,
-    is_nnx_state,
-    is_variable,
-    metadata_of,
-    sharding_metadata,
-    variable_role,
-)
+from keras_dist._unstable.flax_internals import is_nnx_state, is_variable, metadata_of, sharding_metadata, variable_role
 from keras_dist._unstable.jax_internals import is_key_dtype
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.model_layout_hints import ModelLayoutHint
@@ -220,7 +214,8 @@ def _with_aliases(specs: list[VariableSpec], leaves: list[Any], tied: Sequence[S
 
 def tied_paths(tree: PyTree) -> list[list[str]]:
     """Return groups of paths in an NNX module of one submodule or Variable; none for other trees."""
-    return [[tree_paths.join(tree_paths.visible(parts)) for parts in group] for group in duplicates_in(tree)]
+    groups = nnx.find_duplicates(tree) if isinstance(tree, nnx.Module) else []
+    return [[tree_paths.join(tree_paths.visible(parts)) for parts in group] for group in groups]
 
 
 def tied_names(path: str, tied: Sequence[Sequence[str]]) -> list[str]:

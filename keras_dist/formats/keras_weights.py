@@ -33,9 +33,9 @@ from keras_dist.formats.model_state import names_of
 from keras_dist.formats.save_formats import check_file_path, legacy_error
 from keras_dist.jobs.job import is_chief
 from keras_dist.jobs.rendezvous import Rendezvous
+from keras_dist.layers.base.names import layers_below
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.lora_weights import MergedWeight, factor_paths, merged_weights
-from keras_dist.training.naming import layers_below
 from keras_dist.training.optimization import DEFAULT
 
 Fetch = tuple[str, Callable[[], Any]]

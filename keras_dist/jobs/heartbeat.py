@@ -6,9 +6,7 @@ service reports processes that have exited. One silent for `heartbeat_timeout_s`
 collective failed, counts as failed; the others exit with one line. Anyone who reaches the coordinator's port may write
 there: a forged heartbeat can end a job, but run no code.
 
-Processes that do different things wait forever, one in a collective and the other for a message; a time-out would have
-to be longer than the longest step. So heartbeats carry the last acts that need all processes, and a difference ends the
-job with one line.
+A heartbeat carries the `CollectiveLog` of its process. If the logs differ, the job ends with one line.
 """
 
 from __future__ import annotations
@@ -33,40 +31,7 @@ from keras_dist._support.process_notes import NOTES_VARIABLE, ProcessNotes
 from keras_dist._unstable import gloo, jax_runtime
 from keras_dist._unstable.coordination_service import Connection
 from keras_dist.errors import ProcessAbsentError, printable, shorten
-
-_ACTS_KEPT = 8  # at most two executions are in flight, so no process is further ahead of a waiting one
-_LONGEST_ACT = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class CollectiveLog:
-    """The last operations of one process in which all take part: steps, exchanges of messages, comparisons."""
-
-    since: str = (
-        ""  # last exchange, at which counting begins: processes agree again after an error that all have caught
-    )
-    count: int = 0
-    last: tuple[str, ...] = ()  # descriptions for users
-
-    def then(self, act: str) -> CollectiveLog:
-        """Append an operation."""
-        return CollectiveLog(self.since, self.count + 1, (*self.last[1 - _ACTS_KEPT :], act[:_LONGEST_ACT]))
-
-    def numbered(self) -> dict[int, str]:
-        """Return the last operations by their numbers."""
-        return dict(zip(range(self.count - len(self.last), self.count), self.last, strict=True))
-
-
-def difference(mine: CollectiveLog, others: CollectiveLog) -> tuple[str, str, str] | None:
-    """Return the first operation that differs: the one before it, and the one of each process; else None."""
-    if mine.since != others.since:
-        return None
-    here, there = mine.numbered(), others.numbered()
-    for number in sorted(here.keys() & there.keys()):
-        if here[number] != there[number]:
-            return here.get(number - 1, ""), here[number], there[number]
-    return None
-
+from keras_dist.jobs.collective_log import CollectiveLog, difference
 
 EXIT_RESTART = 75
 """`EX_TEMPFAIL`: exit code of a process whose job has saved since its start, and resumes when it is started again.

@@ -28,17 +28,17 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.tracing import traced_in, without_kernels
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
-from keras_dist.layers.base.names import keras_paths
+from keras_dist.layers.base.names import keras_paths, layers_below, named_layers, with_keras_paths
 from keras_dist.layers.base.shape_calls import copy_for_shapes, stacked_dims
-from keras_dist.layers.base.weights import store_paths, walk_owned
-from keras_dist.models.model_base import ModelBase, creates_weights
-from keras_dist.models.model_distribution import distribution_now, distribution_of_layers, place_of
+from keras_dist.layers.base.weights import walk_owned
+from keras_dist.models.model_base import ModelBase
+from keras_dist.models.model_distribution import distribution_now, distribution_of_graph, distribution_of_layers
 from keras_dist.models.shared_layers import check_inner_models, distribution_of_shared
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.graph import ModuleGraph, split_module
-from keras_dist.training.naming import TrainableFlags, layers_below, named_layers, with_keras_paths
 from keras_dist.training.step import Forward
+from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables import call_context
 from keras_dist.variables.variable import Owners, Variable
 
@@ -71,6 +71,7 @@ class TracedModel:
     """A model whose layers are built, and the distribution that it will have."""
 
     graph: ModuleGraph
+    trainability: TrainableFlags
     distribution: Distribution
     is_placed: bool
 
@@ -81,7 +82,7 @@ def traced_for_shapes(model: ModelBase, arguments: Arguments, chosen: Distributi
     chosen = asked or distribution_of_layers(model)
     distribution = distribution_now(chosen)
     check_inner_models(model, distribution, chosen)
-    before = _built_before(model)
+    before = _keras_paths_of_built(model)
     known = {tree_paths.join(parts) for parts, variable, owners in walk_owned(model) if _existed(variable, owners)}
     leaves, structure = jax.tree.flatten(arguments)
     tensors = [leaf for leaf in leaves if isinstance(leaf, KerasTensor)]
@@ -104,16 +105,20 @@ def traced_for_shapes(model: ModelBase, arguments: Arguments, chosen: Distributi
         trace(shape_tracing.symbolic_dim())
     except Exception:  # of any class: the code of a layer may need integers
         trace(shape_tracing.SIZES[0])
-    store_paths(model)
-    models = [layer for _, layer in layers_below(model) if creates_weights(layer) and not layer._is_built]
+    for parts, variable, _ in walk_owned(model):
+        if isinstance(variable, Variable):
+            variable.set_metadata("keras_path", tree_paths.join(parts))  # for copies in traces
+    models = [layer for _, layer in layers_below(model) if layer._creates_weights() and not layer._is_built]
     with shapes_only(), _built_in_graph(models):
         graph, _ = split_module(model, None, needs_values=False)
     named = keras_paths(model, known, before)
     module_paths = tuple(dict.fromkeys((*graph.module_paths, *named.layers.values())))
     graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, named.weights), module_paths=module_paths)
-    graph = dataclasses.replace(graph, trained=TrainableFlags(model, graph.specs).flags())
-    found = place_of(asked, chosen, graph)
-    return TracedModel(graph, distribution if found is chosen else distribution_now(found), chosen is not None)
+    trainability = TrainableFlags(model, graph.specs)
+    graph = dataclasses.replace(graph, trained=trainability.flags())
+    found = distribution_of_graph(asked, chosen, graph)
+    distribution = distribution if found is chosen else distribution_now(found)
+    return TracedModel(graph, trainability, distribution, chosen is not None)
 
 
 @contextlib.contextmanager
@@ -135,7 +140,7 @@ def _existed(variable: nnx.Variable, owners: Owners) -> bool:
     return variable.get_metadata("made_early", False) or not (layer and layer._record.built_for_shapes)
 
 
-def _built_before(model: ModelBase) -> dict[str, str | None]:
+def _keras_paths_of_built(model: ModelBase) -> dict[str, str | None]:
     """Return Keras's path, or None, of each layer that was built before the model, by its path."""
     found: dict[str, str | None] = {}
     for path, layer in layers_below(model):
@@ -160,9 +165,9 @@ def _build_uncalled(copy: nnx.Module) -> None:
         shape_tracing.trace(call, tensors)
 
 
-def forward_of(model: ModelBase, x: PyTree, distribution: Distribution | None) -> Forward:
+def forward_on(model: ModelBase, x: PyTree, distribution: Distribution | None) -> Forward:
     """Return the forward pass of a model under a distribution, by default its own or the current one, abstractly."""
-    remat = model._compile_config.remat if model._compile_config else None
+    remat = model._compile_config.remat
     if model._built is not None:
         forward = model._built.forward
         return dataclasses.replace(forward, distribution=distribution or forward.distribution, remat=remat)
@@ -186,7 +191,7 @@ def plan_before_search(model: ModelBase) -> LayoutPlan | None:
     if searched is None or (model._record.source is None and model._graph is None):
         return None
     distribution = ModelParallel(LayoutMap(searched.device_mesh))
-    graph = forward_of(model, None, distribution).graph
+    graph = forward_on(model, None, distribution).graph
     return distribution.plan_variables(graph.specs, graph.treedef)
 
 

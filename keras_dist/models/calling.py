@@ -12,8 +12,8 @@ from keras_dist.errors import ModelError
 from keras_dist.layers.base.call_arguments import call_parameters, check_numbers
 from keras_dist.models.functional import is_shape
 from keras_dist.models.model_base import ModelBase
-from keras_dist.models.model_record import module_is_apart
-from keras_dist.models.weight_creation import build_for
+from keras_dist.models.module_source import module_is_apart
+from keras_dist.models.weight_creation import create_weights
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
 from keras_dist.variables import call_context
 
@@ -32,7 +32,8 @@ def build(model: ModelBase, input_shape: PyTree = None) -> None:
     if input_shape is None:
         model._with_weights()
         return
-    build_for(model, jax.tree.map(lambda shape: KerasTensor(shape, model.dtype), input_shape, is_leaf=is_shape))
+    tensors = jax.tree.map(lambda shape: KerasTensor(shape, model.dtype), input_shape, is_leaf=is_shape)
+    create_weights(model, (tensors,), {})
 
 
 build.creates_weights = True  # type: ignore[attr-defined]  # of its layers; the model itself has none

@@ -19,9 +19,9 @@ from keras_dist.layers.base.weights import children_of
 from keras_dist.models.config import arguments_but, is_of_graph, named
 from keras_dist.models.functional import replaced
 from keras_dist.models.model import Model
-from keras_dist.models.model_distribution import in_place_of
+from keras_dist.models.model_distribution import on_mesh_of
 from keras_dist.models.sequential import Sequential, takes_layers
-from keras_dist.models.weight_creation import build_for
+from keras_dist.models.weight_creation import create_weights
 from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
 from keras_dist.serialization.object_configs import lambdas_kept
 from keras_dist.serialization.shared_objects import SharedObjects
@@ -65,15 +65,15 @@ def clone_model(
         raise argument_error("model", model, expected)
     if call_function is not None and not _is_functional(model):
         raise _misfit("call_function", call_function, model, "a functional model")
-    with in_place_of(model):
+    with on_mesh_of(model):
         clone = _cloned(model, input_tensors, clone_function, call_function, recursive)
     if model._record.adapters is not None:
         clone._with_weights()
         clone.enable_lora(**model._record.adapters.arguments())
-    choices = model._compile_config
-    if choices is not None:
+    config = model._record.compile_config
+    if config is not None:
         # an optimizer trains one model
-        clone.compile(**{**choices.arguments, "optimizer": copy.deepcopy(choices.arguments["optimizer"])})
+        clone.compile(**{**config.arguments, "optimizer": copy.deepcopy(config.arguments["optimizer"])})
     return clone
 
 
@@ -126,7 +126,7 @@ class _Cloning:
             layers = [clones[name] for name in model._chain.names]
             clone = type(model)(layers=[*inputs, *layers], **arguments_but(model, "layers"))
             if graph is None and not inputs and model._record.built_for is not None:
-                build_for(clone, model._record.built_for)
+                create_weights(clone, (model._record.built_for,), {})
             return clone
         values = dict(zip(map(id, model.inputs), inputs, strict=True))
         names = {id(step.operation): step.name for step in steps}

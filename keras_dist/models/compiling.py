@@ -59,7 +59,7 @@ def compile(
     slot_memory: Literal["pinned_host"] | None = None,
     rowwise: str | None = None,
 ) -> None:
-    """Configure the model for training. Optimizer slots are created here, sharded like their parameters.
+    """Configure the model for training. Optimizer slots are sharded like their parameters, and created with them.
 
     Args:
         optimizer: a name (`"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, ...), an `Optimizer`, an optax transformation,
@@ -150,14 +150,14 @@ def compile(
         parameters = inspect.signature(model.compile).parameters
         if all(arguments[name] is parameter.default for name, parameter in parameters.items()):
             arguments |= keras_model.compile_arguments()
-    model._record.choices = choices = _config_of(model, arguments)
+    model._record.compile_config = found = _config_of(model, arguments)
     if model._built is not None:
-        model._built.compile(choices)
+        model._built.compile(found)
 
 
 def compiled(model: ModelBase) -> bool:
     """Whether `compile` was called."""
-    return model._record.choices is not None
+    return model._record.compile_config is not None
 
 
 def optimizers(model: ModelBase) -> dict[str, Any]:
@@ -167,10 +167,10 @@ def optimizers(model: ModelBase) -> dict[str, Any]:
         ModelError: the model is not compiled; or it has several, and its weights do not exist yet.
     """
     model._check_compiled("optimizers")
-    given = model._chosen().optimizer
+    given = model._compile_config.optimizer
     if not isinstance(given, Mapping):
         return {DEFAULT: given}
-    named = model._compiled("optimizers").optimizers
+    named = model._compiled_model("optimizers").optimizers
     return {name: optimizer.transformation for name, optimizer in named.items()}
 
 
@@ -325,7 +325,7 @@ def _wrong_form(model: ModelBase, mode: Mode, step: Any) -> ModelError:
 
 def _prepare(model: ModelBase, state: TrainState, batch: Batch) -> None:
     """Let the metrics of `compile` create their variables, which may depend on targets and outputs (traced)."""
-    objective, measured = model._chosen().objective, model._chosen().metrics
+    objective, measured = model._compile_config.objective, model._compile_config.metrics
     if objective is None or (objective.loss is None and measured.compiled is None):
         return
     x, y, sample_weight = batch
@@ -346,7 +346,7 @@ def get_compile_config(model: ModelBase) -> dict[str, Any]:
 
     Differs from Keras: what cannot be read again is an error here, and not only when it is read.
     """
-    arguments = {} if model._compile_config is None else model._compile_config.arguments
+    arguments = model._compile_config.arguments
     return {name: written_argument(name, value) for name, value in arguments.items()}
 
 

@@ -11,12 +11,11 @@ from flax import nnx
 from keras_dist._support.types import PyTree, Shape
 from keras_dist.errors import ModelError, NotAvailableError, did_you_mean
 from keras_dist.layers import Layer
-from keras_dist.layers.base.names import layers_in
+from keras_dist.layers.base.names import layers_below, layers_in, named_layers
 from keras_dist.models.abstract_models import plan_before_search
 from keras_dist.models.functional import replaced
-from keras_dist.models.model_base import ModelBase, creates_weights
+from keras_dist.models.model_base import ModelBase
 from keras_dist.symbolic.tensors import KerasTensor
-from keras_dist.training.naming import layers_below, named_layers
 
 
 def layers(model: ModelBase) -> list[Layer]:
@@ -144,7 +143,7 @@ def _is_listed_by_layers(model: ModelBase) -> bool:
 
 def _has_built_parts(model: Layer) -> bool:
     """Whether a model without inputs has weights because all of its layers are built."""
-    if not isinstance(model, ModelBase) or model._graph is not None or not creates_weights(model):
+    if not isinstance(model, ModelBase) or model._graph is not None or not model._creates_weights():
         return False
     layers = layers_in(model)
     return bool(layers) and all(layer.built or _has_built_parts(layer) for layer in layers)
@@ -153,7 +152,7 @@ def _has_built_parts(model: Layer) -> bool:
 def _has_deferred_parts(model: ModelBase) -> bool:
     """Whether the layers have all variables of a model with known inputs that awaits its layout from `AutoParallel`."""
     is_awaiting = model._awaits_layout is not None and model._graph is not None
-    layers = (layer for _, layer in layers_below(model) if not creates_weights(layer))
+    layers = (layer for _, layer in layers_below(model) if not layer._creates_weights())
     return is_awaiting and all(layer._is_built or layer._needs_no_building() for layer in layers)
 
 

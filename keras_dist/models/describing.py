@@ -25,8 +25,8 @@ from keras_dist.layers.base.layer_record import layers_inside
 from keras_dist.mixed_precision import under_policy
 from keras_dist.models.config import check_described, check_not_of_keras
 from keras_dist.models.model_base import ModelBase
-from keras_dist.models.model_distribution import in_place_of
-from keras_dist.models.weight_creation import build_for, create_weights
+from keras_dist.models.model_distribution import on_mesh_of
+from keras_dist.models.weight_creation import create_weights
 from keras_dist.serialization import deserialize_keras_object, serialize_keras_object
 from keras_dist.serialization.object_configs import is_lambda, lambdas_kept
 from keras_dist.serialization.shared_objects import one_config_read, one_config_written
@@ -124,8 +124,8 @@ def build_from_config(model: ModelBase, config: Mapping[str, Any]) -> None:
             create_weights(model, (), tensors)
     elif dtypes is None:
         model.build(config["input_shape"])
-    else:
-        build_for(model, _tensors(config["input_shape"], dtypes))
+    elif model._built is None:
+        create_weights(model, (_tensors(config["input_shape"], dtypes),), {})
 
 
 def _shapes(tensors: PyTree) -> PyTree:
@@ -174,7 +174,7 @@ def copied(model: ModelBase, memo: Any = None) -> Any:
     """Return a copy of the model on the same distribution."""
     make, arguments = reduced(model)
     made_under = model._record.made_under if arguments[4] is None else model._with_weights().distribution
-    with contextlib.nullcontext() if made_under is None else made_under.scope(), in_place_of(model):
+    with contextlib.nullcontext() if made_under is None else made_under.scope(), on_mesh_of(model):
         return make(*arguments)
 
 

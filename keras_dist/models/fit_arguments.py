@@ -63,7 +63,7 @@ def source(
 
 def keys_of(model: ModelBase, only_inputs: bool = False) -> BatchKeys | None:
     """Return the argument `batch_keys` of `compile`."""
-    keys = model._chosen().batch_keys
+    keys = model._compile_config.batch_keys
     return keys.of_inputs() if only_inputs and keys is not None else keys
 
 
@@ -174,7 +174,7 @@ def checked_seed(model: ModelBase, mode: Mode, seed: Any, call: ModuleCall | Non
         return None
     source = model._record.source
     takes_rngs = source is not None and source.call is not None and not model._record.keras_model
-    if call is None and (not takes_rngs or model._chosen().is_own(mode)):
+    if call is None and (not takes_rngs or model._compile_config.is_own(mode)):
         given = f"seed={shorten(seed)}, a model that does not draw from the `rngs` of a call"
         fix = "draw from the `rngs` of a call; reset layers with a seed by seed_generator.state.assign((1, 0))"
         raise ModelError("`seed` has no effect on this model", given=given, fix=fix)
@@ -242,5 +242,5 @@ def find_layout(model: ModelBase, examples: Examples) -> None:
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
     found, record = asked.search(model, shapes), model._record
     record.made_under = found.distribution
-    if found.best.remat is not None and record.choices is not None:
-        record.choices = dataclasses.replace(record.choices, remat=resolve_remat(found.best.remat))
+    if found.best.remat is not None and record.compile_config is not None:
+        record.compile_config = dataclasses.replace(record.compile_config, remat=resolve_remat(found.best.remat))

@@ -299,7 +299,7 @@ def lower_train_step(model: ModelBase, x: Any, y: PyTree = None, sample_weight: 
         ModelError: the model is not compiled.
     """
     x, y, sample_weight = fit_arguments.arrays_of_batch(model, x, y, sample_weight)
-    return model._compiled("lower_train_step", x).step_runner.lower_train(ArraySource(x, y, sample_weight))
+    return model._compiled_model("lower_train_step", x).step_runner.lower_train(ArraySource(x, y, sample_weight))
 
 
 def _on_its_mesh(model: ModelBase, method: str, x: Any) -> BuiltModel:
@@ -312,7 +312,7 @@ def _on_its_mesh(model: ModelBase, method: str, x: Any) -> BuiltModel:
 
 def ready_to_train(model: ModelBase, method: str, x: Any) -> BuiltModel:
     """Return the built model before training; warn of changes that training does not follow."""
-    built = model._compiled(method, x)
+    built = model._compiled_model(method, x)
     built.check_current_distribution(method)
     built.warn_of_trainable()
     if built.lost_steps and not any(_steps_taken(model, built)):

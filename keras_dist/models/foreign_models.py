@@ -11,7 +11,7 @@ from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.model_base import ModelBase
-from keras_dist.models.model_record import ModuleSource, held_on_host
+from keras_dist.models.module_source import ModuleSource, held_on_host
 from keras_dist.training.graph import Trainable
 from keras_dist.training.step import ModuleCall
 

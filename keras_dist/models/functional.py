@@ -21,9 +21,9 @@ from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, did_you_mean, shorten, with_type
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.layers.base.host_layer import as_rows
+from keras_dist.layers.base.names import free_name, name_members
 from keras_dist.layers.base.other_frameworks import check_is_ours
 from keras_dist.symbolic.tensors import KerasTensor, Node, Operation, runs_on_host
-from keras_dist.training.naming import free_name, name_members
 
 Place = tuple[str, int, int]  # origin of a tensor: name of a step, index of its call, index of an output of the call
 

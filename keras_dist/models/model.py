@@ -232,4 +232,4 @@ class Model(ModelBase, metaclass=ModelType):
     _with_weights = weight_creation.with_weights
     _change_weights = weight_changes.change_weights
     _ready_to_train = fitting.ready_to_train
-    _forward_on = abstract_models.forward_of
+    _forward_on = abstract_models.forward_on

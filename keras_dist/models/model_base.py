@@ -53,11 +53,8 @@ class ModelBase(Layer):
         return self._record.built
 
     @property
-    def _compile_config(self) -> CompileConfig | None:
-        return self._record.choices
-
-    def _chosen(self) -> CompileConfig:
-        return self._record.choices or CompileConfig()
+    def _compile_config(self) -> CompileConfig:
+        return self._record.compile_config or CompileConfig()
 
     @property
     def _awaits_layout(self) -> Distribution | None:
@@ -102,24 +99,16 @@ class ModelBase(Layer):
             raise ModelError(f"{method}: fit is running", given=given, fix=fix)
 
     def _check_compiled(self, method: str) -> None:
-        if self._compile_config is None:
+        if self._record.compile_config is None:
             summary = f"You must call `compile()` before using the model: {method} needs it"
             fix = 'for example model.compile("adam", loss="mse")'
             raise ModelError(summary, given="a model that is not compiled", fix=fix)
 
-    def _compiled(self, method: str, x: Any = None) -> BuiltModel:
+    def _compiled_model(self, method: str, x: Any = None) -> BuiltModel:
         """Return the built model; raise unless it is compiled."""
         self._check_compiled(method)
         return self._with_weights(x)
 
-    def _after_creation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the symbolic arguments for which the weights were created."""
-
     def _map_of_base(self) -> WeightMap | None:
         """Return the names of weights in files of the base; None for our own."""
         return None
-
-
-def creates_weights(layer: Layer) -> bool:
-    """Whether a layer is a model whose `build` creates the weights of its layers."""
-    return hasattr(type(layer).build, "creates_weights")

@@ -27,8 +27,8 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import DistributionError, LayoutError, LayoutWarning
+from keras_dist.layers.base.names import layers_below
 from keras_dist.training.graph import ModuleGraph
-from keras_dist.training.naming import layers_below
 
 
 def distribution_now(chosen: Distribution | None) -> Distribution:
@@ -69,7 +69,9 @@ def explaining_one_device(is_placed: bool) -> Iterator[None]:
         raise
 
 
-def place_of(asked: Distribution | None, expected: Distribution | None, graph: ModuleGraph) -> Distribution | None:
+def distribution_of_graph(
+    asked: Distribution | None, expected: Distribution | None, graph: ModuleGraph
+) -> Distribution | None:
     """Return the chosen distribution, or the one that layers require; None for one device, with a warning."""
     own = ((spec.path, spec.own.layout) for spec in graph.specs if spec.own and spec.own.layout)
     found = asked or _distribution_of(own) or expected  # also of layouts that `build` gave to `add_weight`
@@ -104,7 +106,7 @@ def distribution_of_layers(model: nnx.Module) -> Distribution | None:
 
 
 @contextlib.contextmanager
-def in_place_of(model: nnx.Module) -> Iterator[None]:
+def on_mesh_of(model: nnx.Module) -> Iterator[None]:
     """Context manager: create models on the mesh of `model`, unless there is a current distribution."""
     found = distribution_of_layers(model) if current_distribution() is None else None
     with contextlib.nullcontext() if found is None else found.scope():

@@ -14,6 +14,7 @@ from keras_dist._support.types import PyTree
 from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
 from keras_dist.layers.base.host_layer import as_rows
+from keras_dist.layers.base.names import name_members
 from keras_dist.layers.core.foreign_modules import as_layer
 from keras_dist.models.abstract_models import await_layout
 from keras_dist.models.config import arguments_but, read_layer, write_layer
@@ -22,7 +23,6 @@ from keras_dist.models.model import Model
 from keras_dist.serialization import custom_object_scope, serialize_keras_object
 from keras_dist.serialization.shared_objects import one_config_read, one_config_written
 from keras_dist.symbolic.tensors import KerasTensor, Node, runs_on_host
-from keras_dist.training.naming import name_members
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,21 +182,16 @@ class Sequential(Model):
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
         """Call the model; see `Model`."""
         outputs = super().__call__(*args, **kwargs)
-        if any(isinstance(layer, Sequential) for layer in self.layers):
-            self._see(args, kwargs)  # their inputs are not known otherwise
+        if len(args) == 1 and not kwargs and any(isinstance(layer, Sequential) for layer in self.layers):
+            self._see(args[0])  # their inputs are not known otherwise
         return outputs
 
-    def _after_creation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with self.distribution.scope():  # layers may need its mesh
-            self._see(args, kwargs)
-
-    def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note symbolic input and output of the first call, unless there is an Input."""
-        record = self._record
-        is_chain = type(self).call is Sequential.call and len(args) == 1 and not kwargs
-        if not (is_chain and isinstance(args[0], KerasTensor)) or record.start is not None or record.seen is not None:
+    def _see(self, like: Any) -> None:
+        """Note symbolic input and output for a tensor like this, unless there is an Input."""
+        record, is_chain = self._record, type(self).call is Sequential.call
+        if not (is_chain and isinstance(like, KerasTensor)) or record.start is not None or record.seen is not None:
             return
-        tensors = [Input(batch_shape=args[0].shape, dtype=args[0].dtype)]
+        tensors = [Input(batch_shape=like.shape, dtype=like.dtype)]
         for layer in self.layers:
             try:
                 tensors.append(layer(tensors[-1]))
@@ -221,9 +216,14 @@ class Sequential(Model):
 
     @property
     def _symbols(self) -> tuple[PyTree, PyTree] | None:
-        start = self._record.start
+        record = self._record
+        if record.built is not None:
+            with record.built.distribution.scope():  # layers may need its mesh
+                self._see(record.built_for)
+        elif record.membership is not None:
+            record.membership.note_symbols()
         # without an Input the tensors of the first call; other calls may have other shapes
-        return self._record.seen or super()._symbols or (None if start is None else (start, start))
+        return record.seen or super()._symbols or (None if record.start is None else (record.start, record.start))
 
     def _extend(self, added: Iterable[nnx.Module]) -> None:
         """Append layers."""

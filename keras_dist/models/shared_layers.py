@@ -13,11 +13,10 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import DistributionError
 from keras_dist.layers import Layer
+from keras_dist.layers.base.names import layers_below
 from keras_dist.layers.base.weights import walk
 from keras_dist.models.model_base import ModelBase
-from keras_dist.models.model_record import ModelRecord
 from keras_dist.training.built_model import BuiltModel, describe
-from keras_dist.training.naming import layers_below
 from keras_dist.variables.lending import Lendable
 
 
@@ -33,6 +32,10 @@ class ModelMembership:
         """Return the view of a foreign variable."""
         path = self.built.cell.path_of(variable)
         return variable if path is None else self.built.variable(path)
+
+    def note_symbols(self) -> None:
+        """Let a `Sequential` without an Input call its layers on symbolic tensors."""
+        _ = self.model._symbols
 
     def add_weights(self, layer: Layer, change: Callable[[], None]) -> None:
         """Let `change`, such as LoRA, add or replace weights of the layer, and update the model."""
@@ -65,23 +68,17 @@ def check_meshes(model: ModelBase, plan: LayoutPlan) -> None:
 
 def distribution_of_shared(model: ModelBase) -> Distribution | None:
     """Return the distribution of another model that shares a layer; None without one."""
-    layers = [layer for _, layer in layers_below(model) if layer is not model]
-    if any(_made_under(layer) is not None for layer in layers):
+    records = [layer._record for _, layer in layers_below(model) if layer is not model]
+    if any(getattr(record, "made_under", None) is not None for record in records):
         return None  # for `check_inner_models`
-    memberships: Any = (layer._record.membership for layer in layers)
+    memberships: Any = (record.membership for record in records)
     return next((membership.built.distribution for membership in memberships if membership is not None), None)
-
-
-def _made_under(layer: Layer) -> Distribution | None:
-    """Return the distribution that a model was made under; None without one, and for other layers."""
-    record = layer._record
-    return record.made_under if isinstance(record, ModelRecord) else None
 
 
 def check_inner_models(model: ModelBase, distribution: Distribution, chosen: Distribution | None) -> None:
     """Check that models among the layers have the distribution of the outer model, or weights already."""
     for path, inner in layers_below(model):
-        asked = _made_under(inner)
+        asked: Distribution | None = getattr(inner._record, "made_under", None)  # of models
         if inner is model or asked is None or asked == distribution or (inner._built and chosen is not None):
             continue
         if asked.is_searched:  # it follows the outer model

@@ -51,12 +51,12 @@ def compute_loss(
     if context is not None and context.compiled_loss is not None:
         chosen, others = context.compiled_loss((x, y, sample_weight), y_pred), model.losses
     else:
-        objective = model._compiled("compute_loss").objective("compute_loss")
+        objective = model._compiled_model("compute_loss").objective("compute_loss")
         found = objective.losses((x, y, sample_weight), y_pred, _mask_of(y_pred))
         chosen, others = found.get("loss"), model._record.losses_given
         if others is None:
             return found["loss"]
-        model._chosen().metrics.note_losses({name: one for name, one in found.items() if name != "loss"}, x)
+        model._compile_config.metrics.note_losses({name: one for name, one in found.items() if name != "loss"}, x)
     losses = [*([] if chosen is None else [chosen]), *others]
     if not losses:
         given = "compile without a loss, and no layer or regularizer that adds one"
@@ -242,7 +242,7 @@ def compute_metrics(
     Returns:
         Numbers or arrays by name.
     """
-    compiled = model._chosen().metrics.compiled
+    compiled = model._compile_config.metrics.compiled
     if compiled is not None:
         compiled.update_state(y, y_pred, sample_weight)
     return model.get_metrics_result()
@@ -254,7 +254,7 @@ def _measured(
     """Return the logs of a batch, and the variables of metrics afterwards."""
     handles = model.metrics_variables
     with StatelessScope(handles, map(value_of, metrics_variables)) as scope:
-        model._chosen().metrics.note_losses({"loss": loss}, x)
+        model._compile_config.metrics.note_losses({"loss": loss}, x)
         logs = model.compute_metrics(x, y, y_pred, sample_weight)
         return values_in(logs), scope.values(handles)
 
@@ -273,8 +273,8 @@ def metrics(model: ModelBase) -> list[Metric]:
     have the values of the last epoch or evaluation, and reading them waits for the last step. A subclass that
     overrides a step may override this property; its metrics are reset with each epoch.
     """
-    choices = model._record.choices
-    return [*([] if choices is None else choices.metrics.all), *super(ModelBase, model).metrics]
+    compiled = model._compile_config.metrics.all if model._record.compile_config is not None else []
+    return [*compiled, *super(ModelBase, model).metrics]
 
 
 def metrics_names(model: ModelBase) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_dist._support import tree_paths
 from keras_dist._support.arguments import check_int
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.text_tables import Table, render
@@ -21,12 +22,12 @@ from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
 from keras_dist.jobs.job import is_chief
 from keras_dist.layers import Layer
+from keras_dist.layers.base.names import layers_below, named_layers
 from keras_dist.models.abstract_models import plan_before_search
 from keras_dist.models.model_base import ModelBase
 from keras_dist.symbolic.tensors import Operation, infer
 from keras_dist.training.activations import named_submodules, output_name
 from keras_dist.training.built_model import BuiltModel
-from keras_dist.training.naming import by_prefix, layers_below, named_layers
 
 
 def summary_parts(
@@ -77,7 +78,7 @@ def _totals(model: ModelBase, built: BuiltModel) -> Iterator[str]:
         "Counters and random states": [row for row in state if row.role != "slot" and row.path not in known],
         "Whole training state": list(state),
     }
-    if built.choices is None:
+    if built.compile_config is None:
         del groups["Optimizer params"]
     for label, rows in groups.items():
         memory = "".join({f" in {row.memory_kind}": None for row in rows if row.memory_kind})
@@ -211,9 +212,9 @@ class _Arrays:
         self._expand_nested = expand_nested
         self._paths = {id(layer): path for path, layer in layers_below(model)}
         rows = () if built is None else built.cell.plan.rows
-        self._rows_by_prefix = by_prefix(rows, lambda row: (row.path,))
+        self._rows_by_prefix = tree_paths.by_prefix(rows, lambda row: (row.path,))
         activations = [] if built is None else ruled_activations(built)
-        self._activations = by_prefix(activations, lambda each: (each.module or "",))
+        self._activations = tree_paths.by_prefix(activations, lambda each: (each.module or "",))
         self._trained = set() if built is None else {built.path_of(weight) for weight in model.trainable_weights}
 
     def of_entry(self, entry: _Entry, depth: int = 0) -> Iterator[_Line]:

@@ -89,5 +89,5 @@ def apply_gradients(model: ModelBase, state: TrainState, grads: PyTree, optimize
     Raises:
         ModelError: the optimizer does not exist, or gradients are missing.
     """
-    built = model._compiled("apply_gradients")
+    built = model._compiled_model("apply_gradients")
     return optimization.apply_gradients(state, built.optimizers, built.forward.scattered(grads), optimizer)

@@ -13,15 +13,15 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import random
+from keras_dist._support import tree_paths
 from keras_dist._support.stateless_scope import shapes_only
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.base.attributes import undone_on_error
-from keras_dist.layers.base.names import keras_paths
+from keras_dist.layers.base.names import keras_paths, with_keras_paths
 from keras_dist.models.model_base import ModelBase
 from keras_dist.models.weight_creation import create_arrays, plan_arrays
 from keras_dist.training.graph import Trainable, positions_of, split_module
-from keras_dist.training.naming import prefixes, with_keras_paths
 from keras_dist.variables import call_context
 from keras_dist.variables.lending import Lendable
 
@@ -32,7 +32,7 @@ def change_weights(
     """Let `change` add, replace or remove weights of these modules, by path, and update the model; all or nothing."""
     built, name = model._with_weights(), " ".join(modules)
     cell = built.cell
-    rows = (row for row in cell.plan.rows if not modules.keys().isdisjoint(prefixes(row.path)))
+    rows = (row for row in cell.plan.rows if not modules.keys().isdisjoint(tree_paths.prefixes(row.path)))
     variables = [(row.path, cell.held(row.path)) for row in rows]
     shared = [path for path, variable in variables if isinstance(variable, Lendable) and len(variable.keepers) > 1]
     if cell.is_training or shared:

@@ -1,10 +1,11 @@
 """The creation of a model's weights: a call for shapes builds the layers, and their variables are planned.
 
-The arrays are created when one is needed.
+`StateCell` calls `creation` when an array is needed.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,21 +13,20 @@ import jax
 from flax import nnx
 
 from keras_dist import random
-from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import in_trace_of, raw_value
 from keras_dist.distribution.consistency import check_agreement, facts_of_config, facts_of_plan
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import distribution as current_distribution
+from keras_dist.layers.base.names import layers_below, named_layers
 from keras_dist.layers.base.weights import walk
 from keras_dist.models.abstract_models import arguments_of, compute_loss, note_arguments, traced_for_shapes
-from keras_dist.models.model_base import ModelBase, creates_weights
+from keras_dist.models.model_base import ModelBase
 from keras_dist.models.model_distribution import explaining_one_device, no_layout_yet
 from keras_dist.models.shared_layers import check_meshes, register_layers
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import ArrayPosition, positions_of
-from keras_dist.training.naming import TrainableFlags, layers_below, named_layers
 from keras_dist.training.state_cell import StateCell
 from keras_dist.variables.initial_values import Drawn, Wanted, create
 from keras_dist.variables.lending import switching
@@ -43,15 +43,9 @@ def with_weights(model: ModelBase, *args: Any, **kwargs: Any) -> BuiltModel:
         if record.source is None:
             return create_weights(model, *arguments_of(model, args, kwargs))
         record.built = record.source.build(record.made_under or current_distribution())
-        if record.choices is not None:
-            record.built.compile(record.choices)
+        if record.compile_config is not None:
+            record.built.compile(record.compile_config)
         return record.built
-
-
-def build_for(model: ModelBase, tensors: PyTree) -> None:
-    """Create the weights for such symbolic inputs, unless they exist."""
-    if model._built is None:
-        create_weights(model, (tensors,), {})
 
 
 def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
@@ -60,7 +54,6 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
     A call for shapes lets the layers build themselves. Their variables are numbered and planned, and created sharded.
     """
     check_not_forked()
-    model._check_initialised()
     named_layers(model)
     record = model._record
     chosen = current_distribution() if record.made_under is None else record.made_under
@@ -71,53 +64,49 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
     with explaining_one_device(is_placed=described.is_placed):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
     check_meshes(model, plan)
-    places = positions_of(model, graph.parts)
+    positions = positions_of(model, graph.parts)
     for _, layer in layers_below(model):
-        layer._is_built = layer._is_built or creates_weights(layer)
+        layer._is_built = layer._is_built or layer._creates_weights()
     before = record.built_before
     if before is not None:
         before.cell.leave()
 
     def creation() -> None:
         facts = facts_of_config("model", model)
-        check_agreement(
-            "create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts, **_origins(plan, places, seed)}
-        )
-        create_arrays(places, plan.mesh)
+        origins = functools.partial(_origins, plan, positions, seed)
+        check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts, **origins()})
+        create_arrays(positions, plan.mesh)
 
-    plan_arrays(model, places, plan, seed)
-    cell = StateCell(graph, plan, places, f"model {model.name!r}", None if plan.mesh.is_abstract else creation)
+    plan_arrays(model, positions, plan, seed)
+    cell = StateCell(graph, plan, positions, f"model {model.name!r}", None if plan.mesh.is_abstract else creation)
     built = BuiltModel(cell=cell, distribution=distribution, seed=seed, model=model, compute_loss=compute_loss)
     built.label_variables()
     register_layers(model, before, built)
-    built.trainability = TrainableFlags(model, graph.specs)
-    built.stated = built.trainability.stated()
+    built.trainability, built.stated = described.trainability, described.trainability.stated()
     record.built, record.built_before, record.made_under = built, None, chosen
     note_arguments(model, args, kwargs)
-    if record.choices is not None:
-        built.compile(record.choices)
-    model._after_creation(args, kwargs)
+    if record.compile_config is not None:
+        built.compile(record.compile_config)
     return built
 
 
-def _origins(plan: LayoutPlan, places: Sequence[ArrayPosition], seed: int) -> dict[str, str]:
+def _origins(plan: LayoutPlan, positions: Sequence[ArrayPosition], seed: int) -> dict[str, str]:
     """Return the origins of initial values, which all processes must have in common."""
     found: dict[str, str] = {}
-    for row, place in zip(plan.rows, places, strict=True):
-        initial = getattr(place.lendable, "initial", None)
+    for row, position in zip(plan.rows, positions, strict=True):
+        initial = getattr(position.lendable, "initial", None)
         origin = f"drawn from seed {initial.numbers[0]}" if isinstance(initial, Drawn) else "set or read before"
         found[f"initial value of {row.path!r}"] = origin.removesuffix(f" from seed {seed}")  # others: of copied layers
     return found
 
 
-def plan_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: LayoutPlan, seed: int) -> None:
+def plan_arrays(module: nnx.Module, positions: Sequence[ArrayPosition], plan: LayoutPlan, seed: int) -> None:
     """Number the variables of a module, and give those without arrays their shardings.
 
     The numbers follow the order of their making, which is the same for all forms of a model.
     """
-    shardings = {
-        id(place.holder): sharding for place, sharding in zip(places, jax.tree.leaves(plan.shardings), strict=True)
-    }
+    holders = (position.holder for position in positions)
+    shardings = dict(zip(map(id, holders), jax.tree.leaves(plan.shardings), strict=True))
     variables = [variable for _, variable in walk(module) if isinstance(variable, Variable)]
     numbers: dict[int, int] = {}
     for number, variable in enumerate(sorted(variables, key=lambda variable: variable.serial)):
@@ -130,9 +119,9 @@ def plan_arrays(module: nnx.Module, places: Sequence[ArrayPosition], plan: Layou
             variable.keep(jax.ShapeDtypeStruct(raw.shape, raw.dtype, sharding=shardings[id(variable)]))
 
 
-def create_arrays(places: Sequence[ArrayPosition], mesh: DeviceMesh) -> None:
-    """Create the arrays of the variables at these places that have none."""
-    found = (place.lendable for place in places)
+def create_arrays(positions: Sequence[ArrayPosition], mesh: DeviceMesh) -> None:
+    """Create the arrays of the variables at these positions that have none."""
+    found = (position.lendable for position in positions)
     with switching:
         variables = [variable for variable in found if isinstance(variable, Variable) and variable.is_deferred]
         shapes = [raw_value.__get__(variable) for variable in variables]

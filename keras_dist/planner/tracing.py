@@ -91,7 +91,8 @@ class Traceable(Protocol):
 
     def _forward_on(self, x: PyTree, distribution: Distribution | None) -> Forward: ...
 
-    def _chosen(self) -> CompileConfig: ...
+    @property
+    def _compile_config(self) -> CompileConfig: ...
 
 
 def trace_step(
@@ -132,13 +133,13 @@ def trace_step(
     source = ShapeSource(x, y, sample_weight)
     distribution = distribution or (None if isinstance(model_or_factory, Traceable) else current_distribution())
     with planning(platform), distribution.scope() if distribution else contextlib.nullcontext():
-        forward, choices = forward_of(model_or_factory, source.x, distribution)
+        forward, config = forward_of(model_or_factory, source.x, distribution)
         if remat is not None:
             forward = dataclasses.replace(forward, remat=resolve_remat(remat))
         if slot_memory is not None:
             kind = check_option("slot_memory", slot_memory, ("pinned_host",))
-            choices = dataclasses.replace(choices, options=dataclasses.replace(choices.options, slot_memory=kind))
-        return _lowered(source, forward, choices, optimizer, loss)
+            config = dataclasses.replace(config, options=dataclasses.replace(config.options, slot_memory=kind))
+        return _lowered(source, forward, config, optimizer, loss)
 
 
 def _check_has_arrays(batch: PyTree) -> None:
@@ -171,10 +172,10 @@ def planning(platform: str | None = None) -> Generator[None]:
 
 def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tuple[Forward, CompileConfig]:
     """Return the call of a model, and its `compile` options."""
-    if isinstance(given, type) and issubclass(given, Traceable):
+    if isinstance(given, type) and hasattr(given, "_forward_on"):
         given = given()
     if isinstance(given, Traceable):
-        return given._forward_on(x, distribution), given._chosen()
+        return given._forward_on(x, distribution), given._compile_config
     placed = distribution or DataParallel(devices=list_devices()[:1])
     if isinstance(given, nnx.Module):
         graph, _ = split_module(given, None, needs_values=False)
@@ -190,17 +191,17 @@ def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tupl
     return Forward(graph=graph, distribution=placed, seed=0, precision=precision), CompileConfig()
 
 
-def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, optimizer: Any, loss: Any) -> StepProgram:
+def _lowered(source: ShapeSource, forward: Forward, config: CompileConfig, optimizer: Any, loss: Any) -> StepProgram:
     graph, distribution = forward.graph, forward.distribution
     plan = distribution.plan_variables(graph.specs, graph.treedef)
     cell, _ = StateCell.of_own_module(graph, plan, plan.shapes)
-    choices, assumed = _completed(choices, optimizer, loss, graph)
-    tables = resolve_tables(choices.rowwise, graph, choices.optimizers, choices.options.slot_memory)
-    choices = dataclasses.replace(choices, tables=tables)
-    cell.add_slots(choices.optimizers, choices.options.slot_memory)
-    options = {"pads": choices.options.pads, "micro_batches": choices.options.micro_batches}
-    forward = dataclasses.replace(forward, plan=plan, tables=choices.tables, **options)
-    step_runner = StepRunner(cell, forward, choices)
+    config, assumed = _completed(config, optimizer, loss, graph)
+    tables = resolve_tables(config.rowwise, graph, config.optimizers, config.options.slot_memory)
+    config = dataclasses.replace(config, tables=tables)
+    cell.add_slots(config.optimizers, config.options.slot_memory)
+    options = {"pads": config.options.pads, "micro_batches": config.options.micro_batches}
+    forward = dataclasses.replace(forward, plan=plan, tables=config.tables, **options)
+    step_runner = StepRunner(cell, forward, config)
     with naming_scopes(), kernels_noted() as kernels, pipelines_noted() as pipelines:
         lowered = step_runner.lower_train(source)
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)
@@ -210,7 +211,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     others = [""] * (len(jax.tree.leaves(lowered.in_avals)) - len(state.rows) - len(batch.rows))
     paths = [*(row.path for row in state.rows), *others, *(row.path for row in batch.rows)]
     named = tuple(paths[index] for index in jaxprs.arguments_kept(lowered))
-    options = choices.options
+    options = config.options
     ahead = (options.prefetch * (options.steps_per_execution or 1) - 1) * batch.nbytes_per_device
     ahead += 0 if options.donate else state.nbytes_per_device
     run = tuple(each for each in pipelines if each.micro_batches)
@@ -220,24 +221,24 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
 
 
 def _completed(
-    choices: CompileConfig, optimizer: Any, loss: Any, graph: ModuleGraph
+    config: CompileConfig, optimizer: Any, loss: Any, graph: ModuleGraph
 ) -> tuple[CompileConfig, tuple[str, ...]]:
     """Return the options with loss and optimizer, and the assumptions made."""
     assumed: list[str] = []
-    chosen = choices.optimizer if optimizer is None else optimizer
+    chosen = config.optimizer if optimizer is None else optimizer
     if chosen is None:
         chosen = OPTIMIZER
         assumed.append(f"optimizer {OPTIMIZER!r}")
     if not isinstance(chosen, Mapping):
         chosen = as_optimizer(chosen, DEFAULT)
-    objective = choices.objective
+    objective = config.objective
     if loss is not None:
         objective = resolve_objective(loss)
-    elif objective is None and choices.train_step is None:
+    elif objective is None and config.train_step is None:
         objective = resolve_objective(_MeanSquareOfOutputs())
         assumed.append("loss: the mean square of the outputs")
     named = resolve_optimizers(chosen, graph)
-    return dataclasses.replace(choices, optimizer=chosen, objective=objective, optimizers=named), tuple(assumed)
+    return dataclasses.replace(config, optimizer=chosen, objective=objective, optimizers=named), tuple(assumed)
 
 
 class _MeanSquareOfOutputs(Loss):

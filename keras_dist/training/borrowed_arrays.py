@@ -57,7 +57,7 @@ class BorrowedArrays(Keeper):
         self._views: dict[str, Variable] = {}
         self._slots: dict[int, Variable] = {}
         self._slot_of: dict[int, int] = {}
-        self._have(places)
+        self._attach(places)
         self.state_plan = self._plan_of_state({})
         self._begin(place_constant(np.zeros((), np.int32), self.state_plan.shardings.step))
 
@@ -100,7 +100,7 @@ class BorrowedArrays(Keeper):
         for index in self._at:
             arrays[index] = None
 
-    def _have(self, places: Sequence[ArrayPosition]) -> None:
+    def _attach(self, places: Sequence[ArrayPosition]) -> None:
         """Attach to the variables at these positions."""
         self._indices = {spec.path: index for index, spec in enumerate(self.graph.specs)}
         self._variables = list(places)
@@ -207,7 +207,7 @@ class BorrowedArrays(Keeper):
             for index, holder, array in changed:
                 is_lent = isinstance(holder, Lendable) and holder.borrower is not None
                 is_free = is_lent or (holder.is_own if isinstance(holder, Lendable) else not self.is_shown)
-                if is_free and _lies_at(array, shardings[index]):
+                if is_free and _is_sharded_as(array, shardings[index]):
                     arrays[index] = array
                 else:
                     row = self.state_plan.rows[index]
@@ -403,7 +403,7 @@ class BorrowedArrays(Keeper):
         return LayoutPlan.join(TrainState(plan.arrange(trainable), plan.arrange(rest), slot_plans, step))
 
 
-def _lies_at(array: Any, sharding: jax.sharding.Sharding) -> bool:
+def _is_sharded_as(array: Any, sharding: jax.sharding.Sharding) -> bool:
     """Whether an array has this sharding; true for abstract arrays of a planned model."""
     if isinstance(array, jax.ShapeDtypeStruct):
         return True

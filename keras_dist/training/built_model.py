@@ -24,13 +24,13 @@ from keras_dist.optimizers.optimizer_variables import ModelState, variables_in
 from keras_dist.training.built_module import BuiltModule
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.graph import ModuleGraph, positions_of
-from keras_dist.training.naming import TrainableFlags, path_of_keras
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.rowwise import resolve_tables
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.step_runner import StepRunner
+from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables.variable import Variable
 
 
@@ -51,7 +51,7 @@ class BuiltModel(BuiltModule):
     ) -> None:
         super().__init__(cell, distribution, model, order)
         self.seed = seed  # fixes initial values, Dropout and the order of rows
-        self.choices: CompileConfig | None = None
+        self.compile_config: CompileConfig | None = None
         self.fits = 0  # calls of `fit` without a seed
         self.lost_steps = False  # whether a merge of adapters reset a trained optimizer, until training or `compile`
         self.stated: tuple[bool, ...] = ()  # `trainable` of each layer at the last `compile`
@@ -64,31 +64,31 @@ class BuiltModel(BuiltModule):
     def _make_steps(self, distribution: Distribution) -> None:
         """Create the steps for this distribution and the last `compile`."""
         self.distribution = distribution
-        choices = self.choices or CompileConfig()
+        config = self.compile_config or CompileConfig()
         self.forward = Forward(
             graph=self.cell.graph,
             call=self._call,
             distribution=distribution,
             seed=self.seed,
             compute_loss=self._compute_loss,
-            remat=choices.remat,
+            remat=config.remat,
             plan=self.cell.plan,
             precision=self._precision,
-            pads=choices.options.pads,
-            micro_batches=choices.options.micro_batches,
-            tables=choices.tables,
+            pads=config.options.pads,
+            micro_batches=config.options.micro_batches,
+            tables=config.tables,
         )
         self._programs.clear()
-        self.step_runner = StepRunner(self.cell, self.forward, self.choices)
+        self.step_runner = StepRunner(self.cell, self.forward, config)
 
-    def compile(self, choices: CompileConfig) -> None:
-        """Set how the model is trained; create slots, unless an optimizer has slots for all trained variables."""
+    def compile(self, config: CompileConfig) -> None:
+        """Set how the model is trained; plan slots, unless an optimizer has slots for all trained variables."""
         check_not_forked()
-        if choices.options.slot_memory is not None:
-            check_memory_kind(choices.options.slot_memory, self.cell.mesh)
+        if config.options.slot_memory is not None:
+            check_memory_kind(config.options.slot_memory, self.cell.mesh)
 
         def facts() -> Fingerprint:  # of the current layers, also of attributes set since the weights were created
-            return {**choices.facts(), **({} if self.trainability is None else self.trainability.facts())}
+            return {**config.facts(), **({} if self.trainability is None else self.trainability.facts())}
 
         check_agreement("compile", self.cell.mesh, facts)
         before = {
@@ -98,14 +98,14 @@ class BuiltModel(BuiltModule):
         if self.trainability is not None:
             self.release_optimizers()
             self._follow_layers(self.trainability)
-        if choices.remat is not None:
-            choices.remat.check(self.cell.graph.described())
-        optimizers = resolve_optimizers(choices.optimizer, self.cell.graph)
-        tables = resolve_tables(choices.rowwise, self.cell.graph, optimizers, choices.options.slot_memory)
+        if config.remat is not None:
+            config.remat.check(self.cell.graph.described())
+        optimizers = resolve_optimizers(config.optimizer, self.cell.graph)
+        tables = resolve_tables(config.rowwise, self.cell.graph, optimizers, config.options.slot_memory)
         for optimizer in optimizers.values():
             optimizer.transformation.check_free(self.cell, set(map(tree_paths.join, optimizer.parts)))
         known: dict[str, dict[str, Variable]] = {}
-        if self.choices is None or not _are_same(self.optimizers, optimizers):
+        if self.compile_config is None or not _are_same(self.optimizers, optimizers):
             for name, optimizer in optimizers.items():
                 used, slots = before.get(name, (None, {}))
                 is_same = used is not None and used == optimizer.transformation
@@ -113,11 +113,11 @@ class BuiltModel(BuiltModule):
         self.release_optimizers()
         if known:
             steps = self.cell.steps_taken
-            self.cell.add_slots(optimizers, choices.options.slot_memory)
+            self.cell.add_slots(optimizers, config.options.slot_memory)
             known = self._fitting(known, optimizers, steps)
-        elif self.cell.slot_memory != choices.options.slot_memory:
-            self.cell.move_slots(optimizers, choices.options.slot_memory)
-        self.choices = dataclasses.replace(choices, optimizers=optimizers, tables=tables)
+        elif self.cell.slot_memory != config.options.slot_memory:
+            self.cell.move_slots(optimizers, config.options.slot_memory)
+        self.compile_config = dataclasses.replace(config, optimizers=optimizers, tables=tables)
         self.lost_steps = False
         values = {name: {path: one.current() for path, one in slots.items()} for name, slots in known.items()}
         self._attach_optimizers(optimizers, known)
@@ -148,13 +148,13 @@ class BuiltModel(BuiltModule):
 
     def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:
         """Replace the layers' weights by changed ones, given their graph and plan; recompile a compiled model."""
-        choices, lost_steps = self.choices, self.lost_steps
+        config, lost_steps = self.compile_config, self.lost_steps
         if len(graph.specs) > len(self.cell.graph.specs):
             self._warn_of_reset()
         elif self.cell.steps_taken:  # a merge of adapters may end the training: only `fit` warns
             lost_steps = True
         self.release_optimizers()
-        self.choices = None
+        self.compile_config = None
         if self.trainability is not None:
             self.trainability = self.trainability.of(graph.specs)
             self.stated = self.trainability.stated()
@@ -165,8 +165,8 @@ class BuiltModel(BuiltModule):
         else:
             self._indexed, self._order = None, [row.path for row in plan.rows]
         self._make_steps(self.distribution)
-        if choices is not None:
-            self.compile(choices)
+        if config is not None:
+            self.compile(config)
             self.lost_steps = lost_steps
 
     def _warn_of_reset(self) -> None:
@@ -205,7 +205,7 @@ class BuiltModel(BuiltModule):
     @property
     def optimizers(self) -> dict[str, Optimizer]:
         """The optimizers of `compile` by name."""
-        return {} if self.choices is None else self.choices.optimizers
+        return {} if self.compile_config is None else self.compile_config.optimizers
 
     def release_optimizers(self) -> None:
         """Detach the optimizers, before they are replaced or their state is dropped."""
@@ -237,7 +237,7 @@ class BuiltModel(BuiltModule):
             reuse = functools.partial(create, own=kept.get(name, {}))
             slots = optimizer.transformation.in_variables(numbers.slots[name], reuse)
             for place, variable in zip(jax.tree.leaves(numbers.slots[name]), variables_in(slots), strict=True):
-                variable.set_metadata(keras_path=path_of_keras(known_as, rows[place].path))
+                variable.set_metadata(keras_path=_path_of_keras(known_as, rows[place].path))
                 cell.hold_slot(place, variable)
             state = ModelState(slots, steps, cell, listed, parts, lambda grads: self.forward.scattered(grads))
             self._optimizer_states.append(state)
@@ -258,7 +258,7 @@ class BuiltModel(BuiltModule):
 
     def objective(self, method: str) -> Objective:
         """Return the loss and metrics of `compile`."""
-        objective = None if self.choices is None else self.choices.objective
+        objective = None if self.compile_config is None else self.compile_config.objective
         if objective is None:
             fix = 'for example model.compile(optimizer, loss="mse", train_step=train_step)'
             raise ModelError(f"{method} needs a loss", given="compile(train_step=...) without a loss", fix=fix)
@@ -266,7 +266,7 @@ class BuiltModel(BuiltModule):
 
     def check_measures(self, method: str) -> None:
         """Check that the model has a loss or a custom test step."""
-        if self.choices is None or not self.choices.is_own("test"):
+        if self.compile_config is None or not self.compile_config.is_own("test"):
             self.objective(method)
 
     def next_shuffle_key(self) -> tuple[int, ...]:
@@ -296,6 +296,14 @@ def _of_a_structure(parts: tree_paths.Parts, variable: nnx.Variable) -> ModelErr
     summary = f"variable {tree_paths.join(parts)!r} of a layer must contain one array, not a structure"
     given = f"{type(variable).__name__} of {shorten(jax.tree.structure(variable.get_raw_value()))}"
     return ModelError(summary, given=given, fix="nnx.Dict(a=nnx.Param(...), b=nnx.Param(...)), or a list of variables")
+
+
+def _path_of_keras(optimizer: str, path: str) -> str:
+    """Return Keras's path of an array of an optimizer: it differs for the step count and the learning rate."""
+    *above, name = path.split("/")
+    if not {*above} <= {"optimizer", "inner"} or name not in ("iterations", "learning_rate"):
+        return path
+    return f"{optimizer}/{name.removesuffix('s')}"
 
 
 def _are_same(before: Mapping[str, Optimizer], now: Mapping[str, Optimizer]) -> bool:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist._support import integer_checks
+from keras_dist._support import integer_checks, tree_paths
 from keras_dist._support.array_operators import value_of
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.stateless_scope import StatelessScope, current_scope, without_scope
@@ -25,10 +25,11 @@ from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, with_type
 from keras_dist.layers import Layer
+from keras_dist.layers.base.names import layers_below
 from keras_dist.training.compile_metrics import note_masks
-from keras_dist.training.naming import TrainableFlags, by_prefix, layers_below
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Draw, Forward
+from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables import call_context
 from keras_dist.variables.values import checked_value
 
@@ -286,7 +287,7 @@ class BuiltModule:
             known = {*self._order}
             others = (row for row in plan.rows if row.role == "rng" and row.path not in known)
             parts = map(self.cell.row, self._order), others
-            found = (by_prefix(rows, lambda row: (row.path, *row.aliases)) for rows in parts)
+            found = (tree_paths.by_prefix(rows, lambda row: (row.path, *row.aliases)) for rows in parts)
             listed, rest = (
                 {at: [self.variable(row.path) for row in rows] for at, rows in below.items()} for below in found
             )

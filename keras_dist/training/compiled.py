@@ -176,7 +176,7 @@ class CompiledSteps:
 
     def lower_train(self, step: LoggingStep, state: Flat, logs: Any, batch: Batch) -> Any:
         """Lower the train program, for reports on its memory and collectives."""
-        program = self._compile_train(step, execution_of(batch))
+        program = self._train_program(step, execution_of(batch))
         program = program if self._options.jit else jax.jit(program)
         return self._traced(batch.rows, lambda: self._lowered(program, (state, logs, batch.arrays)))
 
@@ -245,7 +245,7 @@ class CompiledSteps:
         return {"auto_shard_dataset": auto_shard, "batch": execution.describe(), "batches at once": execution.steps}
 
     def _made(self, mode: str, step: Any, execution: Execution, before: tuple[Any, ...]) -> Any:
-        makers = {"train": self._compile_train, "test": self._compile_test, "predict": self._compile_predict}
+        makers = {"train": self._train_program, "test": self._test_program, "predict": self._predict_program}
         with _noting(execution):
             program = makers[mode](step, execution)
             if not self._options.jit:
@@ -309,7 +309,7 @@ class CompiledSteps:
             return
         warn(what, RecompileWarning)
 
-    def _compile_train(self, step: LoggingStep, execution: Execution) -> Any:
+    def _train_program(self, step: LoggingStep, execution: Execution) -> Any:
         # the programs outlive the execution, and must not keep its arrays
         run, rows, distribution = execution.run, execution.rows, self._distribution
 
@@ -329,7 +329,7 @@ class CompiledSteps:
             consumes_state=True,
         )
 
-    def _compile_test(self, step: LoggingStep, execution: Execution) -> Any:
+    def _test_program(self, step: LoggingStep, execution: Execution) -> Any:
         run, rows, distribution = execution.run, execution.rows, self._distribution
         kept = sorted({*self._streams, *step.changed})
 
@@ -347,7 +347,7 @@ class CompiledSteps:
         shardings = self._state_shardings, self._replicated, self._replicated, execution.shardings(distribution)
         return self._jit(test, shardings, ({index: self._state_shardings[index] for index in kept}, self._replicated))
 
-    def _compile_predict(self, step: Callable[..., Any], execution: Execution) -> Any:
+    def _predict_program(self, step: Callable[..., Any], execution: Execution) -> Any:
         rows, padded = execution.rows, len(jax.tree.leaves(execution.operands[0])[0])
 
         def predict(arrays: Flat, draw: Draw, x: Any) -> tuple[tuple[Streams, Streams, Streams], Any]:

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist.layers.base.lora import Adapted, Dims, lora_parts, owner_of, product
+from keras_dist.layers.base.names import layers_below
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.lora_modules import factors_in
-from keras_dist.training.naming import layers_below
 from keras_dist.training.state_cell import StateCell
 
 

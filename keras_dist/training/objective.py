@@ -15,12 +15,12 @@ from keras_dist._support.traced_values import explaining_traced_values
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten, unknown_name_error, with_type
 from keras_dist.layers import Layer
+from keras_dist.layers.base.names import free_name
 from keras_dist.losses import Loss
 from keras_dist.losses.identifiers import as_loss
 from keras_dist.metrics import Metric
 from keras_dist.optimizers.host_slots import on_device
 from keras_dist.training.accumulators import Count, Latest, Observation, OpenMean
-from keras_dist.training.naming import free_name
 from keras_dist.training.optimization import DEFAULT, Optimizer, TrainState
 from keras_dist.training.outputs import Outputs, Part, is_structured, parts_of
 from keras_dist.variables import call_context

@@ -144,7 +144,7 @@ class StateCell(BorrowedArrays):
             step = self.state.step
             self.leave()
             self.graph, self.plan = graph, plan
-            self._have(places)
+            self._attach(places)
             for path, view in self._views.items():
                 if path in self._indices:
                     view.become(self._role_of_view(self._indices[path]))

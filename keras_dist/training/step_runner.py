@@ -38,8 +38,8 @@ _VALIDATIONS = 2**31
 class StepRunner:
     """The compiled steps of one model on one distribution, and the loop over them."""
 
-    def __init__(self, cell: StateCell, forward: Forward, choices: CompileConfig | None) -> None:
-        self._cell, self._forward, self._compile_config = cell, forward, choices or CompileConfig()
+    def __init__(self, cell: StateCell, forward: Forward, config: CompileConfig) -> None:
+        self._cell, self._forward, self._compile_config = cell, forward, config
         self._options = self._compile_config.options
         self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options, cell.assignable)
         self._placement = BatchPlacement(cell.graph, forward.distribution, self._options)
@@ -406,21 +406,21 @@ class StepRunner:
         program.step.hold(self._compile_config.metrics, program.accumulators, states)
 
 
-def _steps(forward: Forward, choices: CompileConfig, cell: StateCell) -> dict[Mode, Any]:
+def _steps(forward: Forward, config: CompileConfig, cell: StateCell) -> dict[Mode, Any]:
     """Return the steps of `compile` by mode; a predict step only if the user wrote it."""
     found: dict[Mode, Any] = {}
-    if choices.objective is not None:
-        measured = steps.make_test_step(forward, choices.objective)
+    if config.objective is not None:
+        measured = steps.make_test_step(forward, config.objective)
         found["test"] = PureStep(measured, trains=False, assignable=cell.assignable)
-    if choices.train_step is not None:
-        own = steps.own_train_step(forward, choices.train_step, choices.optimizers)
+    if config.train_step is not None:
+        own = steps.own_train_step(forward, config.train_step, config.optimizers)
         found["train"] = PureStep(own, trains=True)
-    elif choices.objective is not None:
-        ours = steps.make_train_step(forward, choices.objective, choices.optimizers, choices.report)
+    elif config.objective is not None:
+        ours = steps.make_train_step(forward, config.objective, config.optimizers, config.report)
         found["train"] = PureStep(ours, trains=True)
-    if choices.protocol is not None:
-        for mode in choices.protocol.steps:
-            step: Any = ProtocolStep(mode, choices.protocol, cell, choices.optimizers)
+    if config.protocol is not None:
+        for mode in config.protocol.steps:
+            step: Any = ProtocolStep(mode, config.protocol, cell, config.optimizers)
             found[mode] = step.predict if mode == "predict" else step
     return found
 

@@ -17,7 +17,7 @@ from keras_dist._support.stateless_scope import current_scope, shapes_only, trac
 from keras_dist._support.types import ArrayLike, DTypeLike, Shape
 from keras_dist._unstable import flax_internals
 from keras_dist._unstable.flax_internals import TraceError
-from keras_dist._unstable.jax_internals import hide_mesh_in, is_traced, outside_of_traces
+from keras_dist._unstable.jax_internals import hide_mesh_in, is_traced, is_tracing, outside_of_traces
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout, from_keras, layout_on
 from keras_dist.distribution.placement import distribute_tensor, is_abstract, place_copy
@@ -356,7 +356,7 @@ class Variable(Lendable):
 
     def _write_own(self, value: ArrayLike) -> jax.Array:
         name, initial = f"variable {self.path!r}", self.initial
-        if self.is_deferred and not is_traced(value):
+        if self.is_deferred and not is_tracing():
             sharding = flax_internals.raw_value.__get__(self).sharding
             if sharding is not None and not is_abstract(sharding) and sharding.is_fully_addressable:  # planned
                 with outside_of_traces():

@@ -10,7 +10,8 @@ import pytest
 
 from keras_dist.errors import ClusterError
 from keras_dist.jobs import heartbeat
-from keras_dist.jobs.heartbeat import FAILED, LEFT, RUNNING, CollectiveLog, Heartbeat, JobMonitor, difference
+from keras_dist.jobs.collective_log import CollectiveLog, difference
+from keras_dist.jobs.heartbeat import FAILED, LEFT, RUNNING, Heartbeat, JobMonitor
 
 
 class Ended(Exception):

@@ -207,6 +207,16 @@ def test_a_layer_may_make_arrays_and_assign_values_in_build():
     np.testing.assert_array_equal(model.predict(np.ones((2, 4), "float32"), verbose=0)[0], [2, 3, 4, 5])
 
 
+@pytest.mark.parametrize("has_array", [False, True])
+def test_no_value_is_assigned_in_a_trace_whose_next_run_would_not_assign_it(has_array):
+    dense = layers.Dense(2)
+    dense.build((None, 3))
+    if has_array:
+        dense.kernel.numpy()
+    with pytest.raises(kd.errors.ModelError, match="'kernel' is assigned inside of a function that JAX traces"):
+        jax.jit(lambda: dense.kernel.assign(np.ones((3, 2))))()
+
+
 def test_options_that_are_set_after_the_first_call_change_no_weights():
     layer, inputs = layers.Dense(3), kd.Input((4,))
     outputs = layer(inputs)

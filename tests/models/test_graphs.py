@@ -187,6 +187,14 @@ class TestSequentialWithoutInput:
         assert np.allclose(features.predict(x, verbose=0), x @ kernel + bias, atol=1e-5)
         assert np.allclose(kd.Model(model.input, model.output)(x), model(x), atol=1e-6)
 
+    def test_its_layers_are_called_on_symbolic_tensors_when_these_are_read(self):
+        first, second = layers.Dense(4), layers.Dense(2)
+        model = kd.Sequential([first, second])
+        model.build((None, 3))
+        assert not (first._record.nodes or second._record.nodes)
+        assert (first.output.shape, second.input.shape, model.output_shape) == ((None, 4), (None, 4), (None, 2))
+        assert second.output is model.output
+
     def test_those_within_it_know_their_shapes_too(self):
         inner = kd.Sequential([layers.Dense(4)])
         model = kd.Sequential([kd.Sequential([inner, layers.Dense(5)]), layers.Dense(2)])

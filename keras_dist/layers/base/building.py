@@ -108,7 +108,8 @@ def shard_weights(layer: Any) -> None:
         except DistributionError:  # from an AutoParallel that has not searched yet
             return
         if layout is not None:
-            weight.reshard(layout)
+            with in_trace_of(layer):
+                weight.reshard(layout)
 
 
 def built(self: Any) -> bool:
@@ -311,7 +312,7 @@ def prepare_subclass(cls: Any) -> None:
         show_keywords(constructor, keyword_defaults(above) if hands_on_keywords(above) else {})
         for weight, initializer in cls.weight_initializers.items():
             show_keywords(constructor, defaults_of(weight, initializer) | {"activity_regularizer": None})
-    if "build" in vars(cls) and not hasattr(vars(cls)["build"], "creates_weights"):
+    if "build" in vars(cls) and not cls._creates_weights():
         cls.build = _counted(vars(cls)["build"])
 
 
@@ -330,10 +331,11 @@ def build_once(layer: Any, tensors: Mapping[str, PyTree], context: call_context.
     if layer._needs_no_building() and not is_valid:
         return  # made outside of this trace, where it cannot be marked as built, and there is nothing to create
     with contextlib.nullcontext() if is_copy else in_trace_of(layer):
-        called_with_shapes(layer.build, tensors)
-        if not layer._is_built:  # a model, whose `build` builds its layers
+        if layer._creates_weights():  # in a call each of its layers builds itself
             layer._record.made = []
             _finish(layer)
+        else:
+            called_with_shapes(layer.build, tensors)
 
 
 def _finish(layer: Any) -> None:

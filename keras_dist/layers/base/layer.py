@@ -213,6 +213,11 @@ class Layer(Configurable, nnx.Module):
         return cls.build is Layer.build and any(base.__module__.startswith("keras_dist.layers.") for base in calls)
 
     @classmethod
+    def _creates_weights(cls) -> bool:
+        """Return whether `build` is that of a model, which creates the weights of its layers."""
+        return hasattr(cls.build, "creates_weights")
+
+    @classmethod
     def _makes_masks(cls) -> bool:
         return cls.compute_mask is not Layer.compute_mask
 

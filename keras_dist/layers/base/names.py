@@ -1,14 +1,23 @@
-"""Names of the layers in a module, and the paths that Keras derives from them."""
+"""Names of the layers in a module, and the paths that Keras derives from them.
+
+Layers are numbered within a model: Keras numbers them within the process, and the second model of a run would have
+other paths, which rules would miss. Layers under names of the user are in an `nnx.Dict` that paths leave out, since a
+layer may be called `train`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flax import nnx
 
 from keras_dist._support import tree_paths
+from keras_dist.distribution.variables import VariableSpec
+from keras_dist.errors import ModelError
 from keras_dist.layers.base.layer_record import is_layer
 from keras_dist.layers.base.weights import children_of, keras_name
 
@@ -41,6 +50,61 @@ def numbered(name: str) -> Iterator[str]:
     """Yield `name`, `name_1`, `name_2`, ..."""
     yield name
     yield from (f"{name}_{number}" for number in itertools.count(1))
+
+
+def name_members(layers: Sequence[Any]) -> dict[str, Any]:
+    """Name the layers of a model distinctly by `number_names`; layers of other models keep their attribute name."""
+    given: dict[str, Any] = {}
+    for layer in layers:
+        if layer._base_name is None and given.setdefault(layer.name, layer) is not layer:
+            summary = f"two layers are called {layer.name!r}"
+            fix = "name one of them otherwise, or leave its name out"
+            raise ModelError(summary, given=f"{given[layer.name]!r} and {layer!r}", fix=fix)
+    members = number_names(layers)
+    for name, layer in members.items():
+        if _may_be_renamed(layer):
+            layer._name = name
+    return members
+
+
+def named_layers(module: nnx.Module) -> list[Any]:
+    """Number repeated default names of layers, and return the layers as `layers_in` does; given names stay."""
+    layers = layers_in(module)
+    taken = {layer.name for layer in layers if layer._base_name is None}
+    candidates: dict[str, Iterator[str]] = {}
+    for layer in layers:
+        if layer._base_name is not None and layer.name in taken and _may_be_renamed(layer):
+            names = candidates.setdefault(layer._base_name, numbered(layer._base_name))
+            layer._name = next(name for name in names if name not in taken)
+        taken.add(layer.name)
+    return layers
+
+
+def _may_be_renamed(layer: Any) -> bool:
+    """Whether no other model contains the layer."""
+    membership = layer._record.membership
+    return membership is None or not membership.prefix
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return `name`, or the first of `name_1`, `name_2`, ... that is not taken."""
+    return next(candidate for candidate in numbered(name) if candidate not in taken)
+
+
+def layers_below(root: nnx.Module) -> list[tuple[str, Any]]:
+    """Return all layers of a model, itself included, with their paths; each once and before its sublayers."""
+    found: dict[int, tuple[str, Any]] = {}
+
+    def visit(node: Any, path: str) -> None:
+        if id(node) in found:
+            return
+        found[id(node)] = (path, node)
+        for name, child in children_of(node):
+            if isinstance(child, nnx.Module):
+                visit(child, path if name == tree_paths.MEMBERS else f"{path}/{name}".lstrip("/"))
+
+    visit(root, "")
+    return [(path, node) for path, node in found.values() if is_layer(node)]
 
 
 class KerasPaths(NamedTuple):
@@ -96,6 +160,23 @@ def keras_paths(root: Any, early: Collection[str] = (), built: Mapping[str, str 
 
     visit(root, "", _Around("", "", {}))
     return found
+
+
+def with_keras_paths(specs: Iterable[VariableSpec], paths: Mapping[str, str]) -> tuple[VariableSpec, ...]:
+    """Return the variables with Keras's paths, as far as each path names one variable."""
+    specs = [_with_keras_path(spec, paths) for spec in specs]
+    names = Counter(name for spec in specs for name in spec.names)
+    return tuple(spec if names[spec.keras_path or ""] <= 1 else _with_keras_path(spec, {}) for spec in specs)
+
+
+def _with_keras_path(spec: VariableSpec, paths: Mapping[str, str]) -> VariableSpec:
+    known = next((paths[name] for name in (spec.path, *spec.aliases) if name in paths), None)
+    return dataclasses.replace(
+        spec,
+        keras_path=None if known == spec.path else known,
+        factor_of=None if spec.factor_of is None else (_with_keras_path(spec.factor_of[0], paths), spec.factor_of[1]),
+        beside=tuple(_with_keras_path(parameter, paths) for parameter in spec.beside),
+    )
 
 
 def _repeated_names(root: Any) -> set[str]:

@@ -103,7 +103,7 @@ def build_original(copy: Any, *args: Any, **kwargs: Any) -> None:
         args, kwargs = jax.tree.map(_known, (args, kwargs))
         with building_for_shapes(original):
             original.build(*args, **kwargs)
-    follow(copy, original)
+    _update_copy(copy, original)
 
 
 @contextlib.contextmanager
@@ -128,10 +128,10 @@ def build_stacked(layer: Any, dims: tuple[int, ...], *shapes: PyTree) -> None:
     with stacked_weights(*dims):
         layer.build(*shapes)
     if layer._record.original is not None:
-        follow(layer, layer._record.original)  # all slices
+        _update_copy(layer, layer._record.original)  # all slices
 
 
-def follow(copy: Any, original: Any) -> None:
+def _update_copy(copy: Any, original: Any) -> None:
     """Give a copy what its original has built."""
     with in_trace_of(copy):
         attributes = vars(copy_for_shapes(original))

@@ -22,8 +22,7 @@ def connect(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree
     """Return the symbolic outputs of a layer for symbolic inputs, and add the call to the graph."""
     node = tensors.connect(layer, args, kwargs)
     layer._record.nodes.append(node)
-    is_model = hasattr(type(layer).build, "creates_weights")
-    if not (layer._is_built or is_model or tensors.runs_on_host(layer) or layer._needs_no_building()):
+    if not (layer._is_built or layer._creates_weights() or tensors.runs_on_host(layer) or layer._needs_no_building()):
         with building_for_shapes(layer):  # its own method has returned the shapes
             called_with_shapes(layer.build, tensor_arguments(call_parameters(type(layer)), args, kwargs, KerasTensor))
     return node.outputs
@@ -35,14 +34,14 @@ def traced_outputs(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, KerasTensor)]
     shapes = [leaves[place].shape for place in places]
 
-    def traced_in(tree: PyTree) -> list[Any]:
+    def arrays_of(tree: PyTree) -> list[Any]:
         found = jax.tree.leaves(tree)
         return [found[place] for place in places]
 
     def run(args: Any, kwargs: Any, masks: list[tuple[jax.Array, jax.Array]]) -> tuple[PyTree, list[Any]]:
         called = copy_for_shapes(layer)
         with call_context.entered(anew=True) as context:
-            context.sizes_of_unknown = sizes_of_unknown(shapes, traced_in((args, kwargs)))
+            context.sizes_of_unknown = sizes_of_unknown(shapes, arrays_of((args, kwargs)))
             for array, mask in masks:
                 context.set_mask(array, mask)
             outputs = called(*args, **kwargs)
@@ -63,7 +62,9 @@ def output(self: Any) -> PyTree:
 
 def _first_node(layer: Any) -> Node:
     """Return the first call of a layer on symbolic tensors."""
-    nodes = layer._record.nodes
+    nodes, membership = layer._record.nodes, layer._record.membership
+    if not nodes and membership is not None:
+        membership.note_symbols()
     if not nodes:
         given = "a layer that was not called on symbolic tensors"
         fix = "x = Input(shape); y = layer(x)"

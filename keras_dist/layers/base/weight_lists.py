@@ -48,6 +48,7 @@ def weights(self: Any, is_listed: Callable[[nnx.Variable], bool] = lambda variab
 def _listed(layer: Any, variable: nnx.Variable, path: str, owners: Owners) -> Any:
     """Return a weight of the layer, or the view of a weight of a flax module."""
     if isinstance(variable, Variable):
+        # here, because a layer is not informed of what its sublayers build, or what is appended to its lists
         if not variable.keepers and len(owners) >= len(variable._owners):
             variable.belong_to(owners, path)
         return variable

@@ -18,13 +18,6 @@ def keras_name(variable: nnx.Variable) -> str | None:
     return variable.get_metadata().get("keras_name")
 
 
-def store_paths(module: nnx.Module) -> None:
-    """Store the path of each weight of a module in its metadata."""
-    for parts, variable in walk(module):
-        if isinstance(variable, Variable):
-            variable.set_metadata("keras_path", tree_paths.join(parts))
-
-
 def walk(module: Any) -> Iterator[tuple[tree_paths.Parts, nnx.Variable]]:
     """Yield each variable of a module once, with its path, in Keras's order.
 
@@ -47,7 +40,7 @@ def _walk(
     seen.add(id(node))
     if hasattr(node, "_trainable"):
         owners = (node, *owners)
-    for inner, variable, inside in getattr(node, "_first_weights", tuple)():
+    for inner, variable, inside in node._first_weights() if hasattr(type(node), "_first_weights") else ():
         seen.add(id(variable))
         yield tree_paths.visible((*parts, *inner)), variable, (inside, *owners)
     for inner, variable in sorted(direct_variables(node), key=lambda item: _rank(item[1])):
