@@ -44,9 +44,9 @@ BACKENDS = {
 
 
 def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: ShardedModule) -> tuple[Kind, int]:
-    """Return the kind of a collective in the compiled program, and the bytes that it moves, given those of Shardy.
+    """Return the kind of a collective in the compiled program, and its bytes; `nbytes` are Shardy's.
 
-    No bytes if an equal collective comes first. `result` has the users of the result, which may be after a loop.
+    There are no bytes if an equal collective comes first. `result` has the users, which may be after a loop.
     """
     backend = BACKENDS.get(module.platform, Backend())
     element = str(result.type.element_type)

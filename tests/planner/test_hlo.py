@@ -331,7 +331,7 @@ def test_kernels_are_counted_by_name_and_their_metadata_ends_no_computation():
 
 
 def test_an_asynchronous_collective_in_three_fusions_counts_once():
-    """As libtpu 0.0.42 writes it: start, what overlaps with it, and end, with the gather in each; a second one apart."""
+    """As libtpu 0.0.42 writes it: the gather is in start, overlapping step and end; a second gather is apart."""
     gather = (
         "all-gather({}), channel_id={}, replica_groups={{{{0,1}}}}, dimensions={{0}}, "
         'metadata={{op_name="jit(train)/sharding_constraint"}}'
