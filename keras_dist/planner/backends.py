@@ -46,7 +46,7 @@ BACKENDS = {
 def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: ShardedModule) -> tuple[Kind, int]:
     """Return the kind of a collective in the compiled program, and its bytes; `nbytes` are Shardy's.
 
-    There are no bytes if an equal collective comes first. `result` has the users, which may be after a loop.
+    0 bytes if an equal collective comes first. `result` has the users, which may be after a loop.
     """
     backend = BACKENDS.get(module.platform, Backend())
     element = str(result.type.element_type)

@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -111,7 +111,7 @@ class Found:
     text: str
     given: int  # bytes of state and batch
     arguments: int
-    moved: dict[tuple[str, tuple[str, ...]], tuple[int, int]]  # bytes by kind and axes
+    moved: Mapping[Any, tuple[int, int]]  # bytes by kind and axes
     estimates: int
     bounds: tuple[int, int]  # bytes between which the peak of memory is said to be
     peak: int
@@ -146,7 +146,7 @@ def compare(seed: int, target: str) -> Found:
     propagated, real = step.nbytes_by_axes(), compiled.nbytes_by_axes()
     moved = {key: (propagated.get(key, 0), real.get(key, 0)) for key in sorted({*propagated, *real})}
     given = program.state.nbytes_per_device + program.batch.nbytes_per_device
-    seconds = tuple(verdict.rooflines[tier].step_seconds for tier in ("propagated", "compiled"))
+    seconds = verdict.rooflines["propagated"].step_seconds, verdict.rooflines["compiled"].step_seconds
     bounds = verdict.least_nbytes, verdict.most_nbytes
     return Found(
         text, given, compiled.argument_nbytes, moved, len(step.estimates), bounds, compiled.peak_nbytes, seconds
