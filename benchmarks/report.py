@@ -35,10 +35,11 @@ LAYOUTS_BEGIN, LAYOUTS_END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
 
 GATHERS_COUNTED_THRICE = """\
 **The figures of FSDP in this table are wrong.** XLA for TPUs writes an asynchronous all-gather as three
-fusions, and the compiled figures count each, so that FSDP's bytes are about three times too many and its times
-too long. Divided by three, FSDP takes 67 ms for the decoder (AutoParallel 77), 74 ms for the encoder (84), 61
-ms for the mixer (64) and 58 ms for the decoder of keras_dist (61): four rows in which AutoParallel is printed
-as the best would be losses. This is arithmetic on the recorded figures, not a measurement. Layouts that
+fusions, and the compiled figures counted each until 2026-11-29, so that FSDP's bytes are about three times
+too many and its times too long; traffic of the vector memory counted, too. The table has not been measured
+anew. Divided by three, FSDP takes 67 ms for the decoder (AutoParallel 77), 74 ms for the encoder (84), 61 ms
+for the mixer (64) and 58 ms for the decoder of keras_dist (61): four rows in which AutoParallel is printed as
+the best would be losses. This is arithmetic on the recorded figures, not a measurement. Layouts that
 `AutoParallel` and google-parallax find also gather weights, and the search ranked by these figures, so that
 other rows may change, too."""
 """What is known to be wrong with recorded layouts, until they are measured anew."""

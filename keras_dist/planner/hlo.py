@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_dist.planner.exchanges import jax_operation, products_in_window
 from keras_dist.planner.hlo_text import Computation, Instruction, parse_computations, turns_of
+from keras_dist.planner.memory_traffic import traffic_nbytes
 from keras_dist.planner.propagation import Collective, Kind
 from keras_dist.planner.sharded_module import layer_in
 
@@ -35,11 +36,6 @@ _OVER_SLICES: Mapping[str, Kind] = {
 }
 """Names of transfers between slices of TPUs, by the runtime; any other transfer goes to one other slice."""
 
-_FREE = frozenset(
-    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "while", "conditional", "call")
-)
-"""Instructions without memory traffic."""
-
 _PAIRS = re.compile(r"source_target_pairs=\{([{}\d, ]*)\}")
 _LISTS = re.compile(r"replica_groups=\{([{}\d, ]*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -55,13 +51,17 @@ class Program:
     def collectives(self, mesh: Mapping[str, int], slices: Sequence[int] = ()) -> tuple[Collective, ...]:
         """Return the collectives of a run, in program order, with both branches of conditions.
 
-        On TPUs a reduce_scatter is an all_reduce that is fused with a slice of its result. `slices` has the index of
-        the slice of each device, in the order of the mesh.
+        On TPUs a reduce_scatter is an all_reduce that is fused with a slice of its result, and an asynchronous
+        collective is written into several fusions with its channel: of its start, what overlaps with it, and its end.
+        `slices` has the index of the slice of each device, in the order of the mesh.
         """
         found: list[Collective] = []
-        for instruction, turns, name in _run(self.entry):
+        run = list(_run(self.entry))
+        started = {_channel(each) for each, _, _ in run if _is_start(each)}
+        for instruction, turns, name in run:
             kind, groups = _exchange(instruction, mesh, slices)
-            if kind is not None and groups.shape[1] > 1:
+            is_again = _channel(instruction) in started and not any(map(_is_start, instruction.users))
+            if kind is not None and groups.shape[1] > 1 and not is_again:
                 given = sum(operand.nbytes for operand in instruction.operands)
                 nbytes = given * groups.shape[1] if kind == "all_gather" else given
                 axes = _axes(groups, mesh)
@@ -87,9 +87,9 @@ class Program:
         return dict(found)
 
     def nbytes_accessed(self) -> int:
-        """Estimate the bytes that a run reads and writes: operands and results of fusions, or the slices they use."""
+        """Estimate the bytes in main memory that a run reads and writes."""
         run = _run(self.entry, into_fusions=False)
-        return sum(max(turns, 1) * _touched(instruction) for instruction, turns, _ in run)
+        return sum(max(turns, 1) * traffic_nbytes(instruction) for instruction, turns, _ in run)
 
 
 def parse_program(text: str) -> Program:
@@ -146,38 +146,6 @@ def _flops_of_convolution(instruction: Instruction) -> int:
     return 2 * out[result.index("b")] * features * products
 
 
-def _touched(instruction: Instruction) -> int:
-    opcode, operands = instruction.opcode, instruction.operands
-    if opcode in _FREE or opcode.endswith("-done"):
-        return 0
-    if opcode == "fusion":
-        return _touched_by_fusion(instruction.called["calls"][0], operands)
-    if opcode in ("dynamic-slice", "slice", "gather"):
-        return 2 * instruction.nbytes
-    if opcode == "dynamic-update-slice":
-        return 2 * operands[1].nbytes
-    given = sum(operand.nbytes for operand in operands)
-    return 2 * given if opcode.endswith("-start") else given + instruction.nbytes
-
-
-def _touched_by_fusion(fused: Computation, operands: Sequence[Instruction]) -> int:
-    uses: dict[Instruction, list[Instruction]] = {}
-    for instruction in fused.instructions.values():
-        for operand in instruction.operands:
-            uses.setdefault(operand, []).append(instruction)
-    total = 0
-    for parameter in (each for each in fused.instructions.values() if each.opcode == "parameter"):
-        used = uses.get(parameter, [])
-        ways = {each.opcode if each.operands[0] is parameter else "" for each in used}
-        if used and ways <= {"dynamic-slice", "gather"}:
-            total += sum(each.nbytes for each in used)
-        elif ways != {"dynamic-update-slice"}:
-            total += operands[int(parameter.literal)].nbytes
-    for put in fused.results:
-        total += put.operands[1].nbytes if put.opcode == "dynamic-update-slice" else put.nbytes
-    return total
-
-
 def _exchange(
     instruction: Instruction, mesh: Mapping[str, int], slices: Sequence[int]
 ) -> tuple[Kind | None, np.ndarray]:
@@ -192,6 +160,16 @@ def _exchange(
         return None, np.zeros((1, 1), int)
     first_of_each = np.unique(np.asarray(slices, int), return_index=True)[1]
     return _OVER_SLICES.get(sent, "collective_permute"), first_of_each[None]
+
+
+def _is_start(instruction: Instruction) -> bool:
+    return instruction.attribute(r'custom_call_target="(\w+)"') == "AsyncCollectiveStart"
+
+
+def _channel(instruction: Instruction) -> str:
+    """Return the channel of a collective, or of the one that this starts; empty for other instructions."""
+    collective = instruction.operands[0] if _is_start(instruction) else instruction
+    return collective.attribute(r"channel_id=(\d+)")
 
 
 def _axes(groups: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:

@@ -6,17 +6,32 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"\s([a-z][\w\-]*)\(")
 _PARENTHESIS = re.compile(r"[()]")
 _NAME = re.compile(r"%([\w.\-]+)")
-_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 _CALLED = re.compile(r"\b(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _KERNEL_METADATA = re.compile(r"kernel_metadata=\{\n(.*)\n\}\}")  # of Pallas, on separate lines
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _PASSING = ("copy", "bitcast", "convert")
+
+
+class ArrayType(NamedTuple):
+    """The type of an array."""
+
+    element: str  # `f32`
+    shape: tuple[int, ...]
+    layout: str  # order of dims, tiles and memory space, as `1,0:T(8,128)S(1)`; empty if unknown
+
+    @property
+    def bits(self) -> int:
+        """Bits of an element."""
+        digits = re.search(r"\d+", self.element)
+        return 8 if self.element == "pred" else int(digits[0]) if digits else 0
 
 
 @dataclasses.dataclass(eq=False)
@@ -32,6 +47,7 @@ class Instruction:
     operands: list[Instruction] = dataclasses.field(default_factory=list, repr=False)
     called: dict[str, list[Computation]] = dataclasses.field(default_factory=dict, repr=False)
     """The computations that it calls, by role, except functions of reductions."""
+    users: list[Instruction] = dataclasses.field(default_factory=list, repr=False)
 
     def attribute(self, pattern: str) -> str:
         """Return the first group of a pattern in the attributes, or an empty string."""
@@ -44,9 +60,14 @@ class Instruction:
         return nbytes_of(self.result)
 
     @property
+    def arrays(self) -> list[ArrayType]:
+        """The arrays of the result."""
+        return arrays_of(self.result)
+
+    @property
     def dims(self) -> tuple[int, ...]:
         """The shape of the first array of the result."""
-        return arrays_of(self.result)[0][1]
+        return self.arrays[0].shape
 
 
 @dataclasses.dataclass(eq=False)
@@ -106,22 +127,15 @@ def _connect(instruction: Instruction, computations: Mapping[str, Computation]) 
 
 def nbytes_of(type_text: str) -> int:
     """Return the bytes of a type such as `(f32[8]{0}, s32[])`."""
-    return -(-sum(_bits(name) * math.prod(shape) for name, shape in arrays_of(type_text)) // 8)
+    return -(-sum(array.bits * math.prod(array.shape) for array in arrays_of(type_text)) // 8)
 
 
-def arrays_of(type_text: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the element types and shapes of the arrays of a type."""
+def arrays_of(type_text: str) -> list[ArrayType]:
+    """Return the arrays of a type."""
     return [
-        (name, tuple(int(dim.lstrip("<=")) for dim in dims.split(",") if dim))
-        for name, dims in _ARRAY.findall(type_text)
+        ArrayType(element, tuple(int(dim.lstrip("<=")) for dim in dims.split(",") if dim), layout)
+        for element, dims, layout in _ARRAY.findall(type_text)
     ]
-
-
-def _bits(name: str) -> int:
-    if name == "pred":
-        return 8
-    found = re.search(r"\d+", name)
-    return int(found[0]) if found else 0
 
 
 def _instruction(name: str, text: str, computation: Computation) -> Instruction:
@@ -136,7 +150,10 @@ def _instruction(name: str, text: str, computation: Computation) -> Instruction:
     literal = text[start : end - 1]
     known = computation.instructions
     operands = [known[each] for each in _NAME.findall(literal) if each in known]
-    return Instruction(name, opcode[1], text[: opcode.start()], literal, text[end:], computation, operands)
+    found = Instruction(name, opcode[1], text[: opcode.start()], literal, text[end:], computation, operands)
+    for operand in dict.fromkeys(operands):
+        operand.users.append(found)
+    return found
 
 
 def turns_of(loop: Instruction) -> int:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
 from keras_dist.distribution.mesh import axis_tuple
+from keras_dist.planner.backends import Kind, added_after_loop, moved_as
 from keras_dist.planner.exchanges import (
     Estimate,
     Halo,
@@ -44,8 +45,6 @@ from keras_dist.planner.sharded_module import (
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"]
-
 _TO_RESHARDS = "sdy-propagation-pipeline,func.func(sdy-insert-explicit-reshards{enable-full-version=true})"
 _TO_COLLECTIVES = "func.func(sdy-reshard-to-collectives)"
 _MOST_USERS = 32
@@ -125,6 +124,7 @@ class Propagated:
         sliced: for the position of an argument that is whole along axes of the mesh the axes, although a device uses
             only its slice.
         opaque: operations whose memory is not in `activation_nbytes`, such as custom kernels.
+        interface_nbytes: the part of `accessed_nbytes` that is arguments and results of the step.
     """
 
     collectives: tuple[Collective, ...]
@@ -137,10 +137,19 @@ class Propagated:
     repeated: tuple[Repeated, ...] = ()
     sliced: tuple[tuple[int, tuple[str, ...]], ...] = ()
     opaque: tuple[str, ...] = ()
+    interface_nbytes: int = 0
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
         """Return the bytes of a step by kind and axes of the mesh."""
         return nbytes_by_axes(self.collectives)
+
+    def traffic_nbytes(self, vector_nbytes: int) -> float:
+        """Return the bytes read and written in main memory by a chip with this vector memory [bytes].
+
+        The share of the intermediate results that fits into the vector memory is taken as never leaving it.
+        """
+        kept = min(1.0, vector_nbytes / self.activation_nbytes) if self.activation_nbytes else 1.0
+        return self.interface_nbytes + (self.accessed_nbytes - self.interface_nbytes) * (1 - kept)
 
 
 def nbytes_by_axes(collectives: Iterable[Collective]) -> dict[tuple[Kind, tuple[str, ...]], int]:
@@ -198,7 +207,8 @@ def propagate_module(operation: Any) -> Propagated:
     dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
     figures = sum(costs.flops_by_dtype.values()), dtype, costs.accessed, peak.nbytes, counted(costs.estimates)
     repeated = tuple(Repeated(*key, flops) for key, flops in costs.repeated.items())
-    return Propagated(tuple(costs.collectives), *figures, costs.scores, repeated, tuple(costs.sliced), peak.opaque)
+    rest = costs.scores, repeated, tuple(costs.sliced), peak.opaque, costs.interface
+    return Propagated(tuple(costs.collectives), *figures, *rest)
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
@@ -240,6 +250,7 @@ class _Around(NamedTuple):
     """Where an operation runs: in loops, submodules and `jax.shard_map`."""
 
     turns: int = 1  # 0 in a loop of unknown length
+    outside: int = 1  # turns of the loop around the innermost one
     times: int = 1  # the same, with such loops taken as one turn
     layer: str = ""
     divided: frozenset[str] = frozenset()  # axes over which the enclosing `jax.shard_map` divides work
@@ -266,7 +277,7 @@ class _Costs:
         self.sliced: dict[tuple[int, tuple[str, ...]], None] = {}
         self.estimates: list[Estimate] = []
         main, self.scores = module.block("main"), 0
-        self.accessed = sum(map(module.nbytes, (*main.arguments, *returned_by(main))))
+        self.accessed = self.interface = sum(map(module.nbytes, (*main.arguments, *returned_by(main))))
         self._walk(main, _Around())
 
     def _walk(self, block: Any, around: _Around) -> None:
@@ -308,7 +319,8 @@ class _Costs:
                 divided |= set(re.findall(r'"([^"]*)"', shardings))
             layer, times = layer_in(name_of(operation)) or around.layer, around.times * max(turns, 1)
             for block in (block for region in operation.regions for block in region.blocks):
-                self._walk(block, _Around(around.turns * turns, times, layer, divided))
+                outside = around.turns if operation.name == "stablehlo.while" else around.outside
+                self._walk(block, _Around(around.turns * turns, outside, times, layer, divided))
 
     def _repeating(self, operation: Any, around: _Around) -> tuple[str, ...]:
         """Return the axes of the mesh along which devices compute the same."""
@@ -342,6 +354,9 @@ class _Costs:
 
     def _add_collective(self, kind: Kind, operation: Any, around: _Around) -> None:
         found, number = self._collective(kind, operation, around)
+        kind = found.kind
+        if not found.nbytes:
+            return
         if number:
             self._estimate(self._chosen[int(number)], around)
         if kind == "all_reduce" and self._module.platform != "cpu" and _is_statistic(operation.operands[0].owner):
@@ -379,7 +394,9 @@ class _Costs:
         given, made = self._module.nbytes(operation.operands[0]), self._module.nbytes(operation.results[0])
         name, *need = name_of(operation).split(_SEPARATOR)
         layer, made_by, axes = layer_in(name) or around.layer, jax_operation(name), self._axes_of(operation)
-        found = Collective(kind, axes, max(given, made), around.turns, layer, made_by)
+        late = added_after_loop(operation, self._module) if kind == "all_reduce" and around.turns != 1 else None
+        kind, nbytes = moved_as(kind, operation, late or operation.results[0], max(given, made), self._module)
+        found = Collective(kind, axes, nbytes, around.outside if late else around.turns, layer, made_by)
         if len(need) != 3:
             return found, ""
         weight, is_asked = weight_in(need[0]), need[1] == _ASKED

@@ -98,7 +98,8 @@ def find_remedy(
     search = _Search(program, step)
     before, best = _figures(program, step), None
     for gain, layouts, changes in search.sets():
-        if best is not None and _score(best.after) < _score(before) - gain + _LEAST_GAIN:
+        enough = _score(before) - gain + _LEAST_GAIN
+        if best is not None and _score(best.after) < enough and best.after.hidden_nbytes <= before.hidden_nbytes:
             break
         distribution = search.distribution_of(layouts)
         try:

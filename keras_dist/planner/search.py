@@ -232,14 +232,14 @@ def step_seconds(sizes: Mapping[str, int], step: Propagated, target: Target | No
     Without a target devices form rings: `n` of them take the time of `(n - 1) / n` of the bytes on one link, twice that
     for an all-reduce.
     """
-    accessed = step.accessed_nbytes
     if target is not None:
+        accessed = step.traffic_nbytes(target.chip.vector_nbytes)
         dtype = step.dtype if step.dtype in target.chip.flops_per_second else "float32"
         found = step.collectives
         line = roofline(target, sizes, flops=step.flops, accessed_nbytes=accessed, collectives=found, dtype=dtype)
         return line.serial_step_seconds
     sent = sum(_sent_nbytes(each, math.prod(sizes[axis] for axis in each.axes)) for each in step.collectives)
-    computed = max(step.flops / _FLOPS_PER_SECOND, accessed / _MEMORY_BYTES_PER_SECOND)
+    computed = max(step.flops / _FLOPS_PER_SECOND, step.accessed_nbytes / _MEMORY_BYTES_PER_SECOND)
     return computed + sent / _LINK_BYTES_PER_SECOND
 
 
@@ -292,7 +292,8 @@ def with_gathers(step: Propagated, gathered: int, axes: tuple[str, ...]) -> Prop
 
 def _with_state(step: Propagated, more_nbytes: int) -> Propagated:
     """Return a step with more bytes of state, which are read and written."""
-    return dataclasses.replace(step, accessed_nbytes=step.accessed_nbytes + 2 * more_nbytes)
+    accessed, interface = (nbytes + 2 * more_nbytes for nbytes in (step.accessed_nbytes, step.interface_nbytes))
+    return dataclasses.replace(step, accessed_nbytes=accessed, interface_nbytes=interface)
 
 
 def nbytes_of(rows: Iterable[Row], layouts: Mapping[str, Sequence[Axis]], sizes: Mapping[str, int]) -> int:

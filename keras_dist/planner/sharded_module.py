@@ -101,10 +101,9 @@ class ShardedModule:
             if is_argument(owner):
                 inner = owner.owner.operation
                 if inner.name == "func.func":
-                    name = text_of(inner.attributes["sym_name"])
-                    if name == "main":
+                    if text_of(inner.attributes["sym_name"]) == "main":
                         return value.arg_number
-                    inner = self._calls.get(name)
+                    inner = self.call_of(inner)
                 value = None if inner is None else inner.operands[value.arg_number]
             elif owner.operation.name in _VIEWS:
                 value = owner.operation.operands[value.result_number]
@@ -112,6 +111,10 @@ class ShardedModule:
                 return None
             if value is None:
                 return None
+
+    def call_of(self, function: Any) -> Any:
+        """Return a call of a function, or None."""
+        return self._calls.get(text_of(function.attributes["sym_name"]))
 
     @functools.cached_property
     def _calls(self) -> dict[str, Any]:

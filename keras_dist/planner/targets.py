@@ -22,7 +22,7 @@ from keras_dist.errors import ConfigError, KerasDistError, MeshError, shorten, u
 
 Platform = Literal["cpu", "tpu", "cuda"]
 
-_GIB = 2**30
+_MIB, _GIB = 2**20, 2**30
 _SCALING = "How To Scale Your Model, https://jax-ml.github.io/scaling-book/"
 _SUPERCOMPUTER = "Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020"
 _CLOUD = "https://docs.cloud.google.com/tpu/docs/"
@@ -47,6 +47,8 @@ class Chip:
         devices: number of JAX devices per chip.
         source: sources of the figures.
         kind: `device_kind` of its devices in JAX; empty for CPUs.
+        vector_nbytes: bytes of the vector memory (VMEM) of a TPU's core, in which XLA keeps arrays between operations;
+            as `get_tpu_info` of `jax.experimental.pallas.tpu` has them.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Chip:
     devices: int = 1
     source: str = ""
     kind: str = ""
+    vector_nbytes: int = 0
 
 
 def _flops(bfloat16: float, int8: float | None = None, float32: float | None = None) -> dict[str, float]:
@@ -74,34 +77,41 @@ _ALL = (
     ),
     Chip(
         "v2", "tpu", 16 * _GIB, _flops(46e12), 700e9, 62e9, 6.25e9, 2, 16, 2, kind="TPU v2",
+        vector_nbytes=16 * _MIB,
         source=f"{_SUPERCOMPUTER}: 46 TFLOP/s, 700 GB/s, links of 496 Gbit/s; network as v3",
     ),
     Chip(
         "v3", "tpu", 32 * _GIB, _flops(123e12), 900e9, 82e9, 6.25e9, 2, 32, 2, kind="TPU v3",
+        vector_nbytes=16 * _MIB,
         source=f"{_CLOUD}v3: 123 TFLOP/s, 32 GiB, 900 GB/s; {_SUPERCOMPUTER}: links of 656 Gbit/s; {_SCALING}tpus: "
         "25 GB/s of network a host",
     ),
     Chip(
         "v4", "tpu", 32 * _GIB, _flops(275e12, 275e12), 1200e9, 45e9, 6.25e9, 3, 4, 1, kind="TPU v4",
+        vector_nbytes=16 * _MIB,
         source=f"{_CLOUD}v4: 275 TFLOP/s, 32 GiB, 1200 GB/s; {_SCALING}tpus: 45 GB/s a link, 25 GB/s of network a host",
     ),
     Chip(
         "v5e", "tpu", 16 * _GIB, _flops(197e12, 393e12), 819e9, 50e9, 3.125e9, 2, 16, 1, kind="TPU v5 lite",
+        vector_nbytes=128 * _MIB,
         source=f"{_CLOUD}v5e: 197 TFLOP/s, 393 TOP/s, 16 GB, 819 GB/s, 400 GB/s over 4 links in both directions, "
         "6.4 Tbit/s of network for 256 chips",
     ),
     Chip(
         "v5p", "tpu", 95 * _GIB, _flops(459e12, 918e12), 2765e9, 100e9, 6.25e9, 3, 4, 1, kind="TPU v5",
+        vector_nbytes=64 * _MIB,
         source=f"{_CLOUD}v5p-training: 459 TFLOP/s, 95 GiB, 2765 GB/s, 1200 GB/s over 6 links in both directions, "
         f"50 Gbit/s of network; {_SCALING}tpus: 918 TOP/s",
     ),
     Chip(
         "v6e", "tpu", 32 * _GIB, _flops(918e12, 1836e12), 1638e9, 100e9, 12.5e9, 2, 16, 1, kind="TPU v6 lite",
+        vector_nbytes=128 * _MIB,
         source=f"{_CLOUD}v6e and {_CLOUD}tpu7x: 918 TFLOP/s, 1836 TOP/s, 32 GB, 1638 GB/s, 800 GB/s over 4 links in "
         "both directions, 100 Gbit/s of network",
     ),
     Chip(
         "tpu7x", "tpu", 192 * _GIB, _flops(2307e12), 7380e9, 100e9, 12.5e9, 3, 4, 2, kind="TPU7x",
+        vector_nbytes=64 * _MIB,
         source=f"{_CLOUD}tpu7x: 2307 TFLOP/s (4614 of 8-bit floats), 192 GiB, 7380 GB/s, 1200 GB/s over 6 links in "
         "both directions, 100 Gbit/s of network",
     ),

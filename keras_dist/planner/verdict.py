@@ -11,7 +11,7 @@ from keras_dist.distribution.devices import device_name
 from keras_dist.distribution.render import render_bytes, render_seconds
 from keras_dist.errors import CompilationError, MissingExtraError
 from keras_dist.planner.compiled import CompiledFigures, figures
-from keras_dist.planner.propagation import Propagated
+from keras_dist.planner.propagation import Collective, Propagated
 from keras_dist.planner.roofline import Roofline, roofline
 from keras_dist.planner.targets import Target
 from keras_dist.planner.tracing import StepProgram
@@ -215,12 +215,13 @@ def judge(
         "devices": [device_name(device) for device in mesh.devices.flat],
     }
 
-    def line(flops: float, figures: Propagated | CompiledFigures) -> Roofline:
-        accessed = step.accessed_nbytes - step.scores_nbytes if flash_attention else figures.accessed_nbytes
-        moved = {"accessed_nbytes": accessed, "collectives": figures.collectives}
+    def line(flops: float, accessed: float, collectives: tuple[Collective, ...]) -> Roofline:
+        moved = {"accessed_nbytes": accessed, "collectives": collectives}
         return roofline(target, mesh.axis_sizes, flops=flops, **moved, **options)
 
-    rooflines: dict[Tier, Roofline] = {"propagated": line(step.flops, step)}
+    kept = dataclasses.replace(step, accessed_nbytes=step.accessed_nbytes - step.scores_nbytes * flash_attention)
+    accessed = kept.traffic_nbytes(target.chip.vector_nbytes)
+    rooflines: dict[Tier, Roofline] = {"propagated": line(step.flops, accessed, step.collectives)}
     compiled, note = None, "" if compiles else "not asked for"
     if compiles:
         try:
@@ -228,7 +229,8 @@ def judge(
         except (MissingExtraError, CompilationError) as error:
             note = f"{error.summary} ({error.fix})"
     if compiled is not None and not compiled.note:
-        rooflines["compiled"] = line(compiled.flops or step.flops, compiled)
+        accessed = accessed if flash_attention else compiled.accessed_nbytes
+        rooflines["compiled"] = line(compiled.flops or step.flops, accessed, compiled.collectives)
     least, limit = program.state.nbytes_per_device + program.batch.nbytes_per_device, target.hbm_nbytes
     keeps_data = program.keeps_data and mesh.size <= _ONE_PROCESS and limit
     resident = max(0, limit - program.state.nbytes_per_device) // RESIDENT_PART if keeps_data else 0

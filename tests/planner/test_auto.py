@@ -82,10 +82,13 @@ def test_it_is_the_best_of_what_it_tried(name):
 
 
 @pytest.mark.slow
-def test_a_vocabulary_is_sharded_over_an_axis_of_the_batch(tmp_path):
-    """As an expert does where attention has fewer heads of keys than the axis has devices."""
+def test_a_vocabulary_is_sharded_where_heads_cannot_be(tmp_path):
+    """Attention has fewer heads of keys than the axis has devices.
+
+    An expert shards the batch over that axis, too: 41 us by libtpu 0.0.42 for v5e:2x4, against 22 us of what is found.
+    """
     mesh = kd.DeviceMesh(MESH, devices=kd.planner.devices("v5e:2x4", (2, 4)))
-    rules, batch = kd.LayoutMap(mesh), ("data", "model")
+    rules, batch = kd.LayoutMap(mesh), "data"
     rules["embed/embedding"], rules["head/kernel"] = ("model", None), (None, "model")
     tokens = jax.ShapeDtypeStruct((64, 64), np.int32)
     step = models.FewKeysDecoder, (tokens, tokens)
@@ -95,7 +98,7 @@ def test_a_vocabulary_is_sharded_over_an_axis_of_the_batch(tmp_path):
     )
     seconds = [
         kd.plan(*step, each, "adam", models.CROSSENTROPY, "v5e:2x4", compiles=False).verdict.roofline
-        for each in (found.distribution, kd.ModelParallel(rules, batch))
+        for each in (found.distribution, kd.ModelParallel(rules, ("data", "model")))
     ]
     assert seconds[0].serial_step_seconds <= seconds[1].serial_step_seconds
     others = [each.step_seconds for each in found.candidates if each.rules["batch"] != batch or len(each.rules) == 1]

@@ -328,3 +328,85 @@ def test_kernels_are_counted_by_name_and_their_metadata_ends_no_computation():
     program = parse_program("\n".join(lines).replace("KNOWN", known))
     assert program.kernels() == {"fmhaSoftmax": 1, "splash_mha_fwd": 3}
     assert program.flops() == 3 * 2 * 16
+
+
+def test_an_asynchronous_collective_in_three_fusions_counts_once():
+    """As libtpu 0.0.42 writes it: the gather is in start, overlapping step and end; a second gather is apart."""
+    gather = (
+        "all-gather({}), channel_id={}, replica_groups={{{{0,1}}}}, dimensions={{0}}, "
+        'metadata={{op_name="jit(train)/sharding_constraint"}}'
+    )
+    text = f"""
+%start (w: bf16[8,16]) -> (bf16[8,16], bf16[16,16], u32[]) {{
+  %w = bf16[8,16]{{1,0}} parameter(0)
+  %g.1 = bf16[16,16]{{1,0}} {gather.format("%w", 11)}
+  ROOT %s = (bf16[8,16]{{1,0}}, bf16[16,16]{{1,0}}, u32[]) custom-call(%g.1), custom_call_target="AsyncCollectiveStart"
+}}
+%between (w: bf16[8,16], out: bf16[16,16]) -> (bf16[8,16], bf16[16,16]) {{
+  %w = bf16[8,16]{{1,0}} parameter(0)
+  %out = bf16[16,16]{{1,0}} parameter(1)
+  %g.2 = bf16[16,16]{{1,0}} {gather.format("%w", 11)}
+  ROOT %t = (bf16[8,16]{{1,0}}, bf16[16,16]{{1,0}}) tuple(%w, %g.2)
+}}
+%end (w: bf16[8,16], out: bf16[16,16]) -> bf16[16,16] {{
+  %w = bf16[8,16]{{1,0}} parameter(0)
+  %out = bf16[16,16]{{1,0}} parameter(1)
+  %g.3 = bf16[16,16]{{1,0}} {gather.format("%w", 11)}
+  ROOT %d = bf16[16,16]{{1,0}} custom-call(%w, %out, %g.3), custom_call_target="AsyncCollectiveDone"
+}}
+ENTRY %main (w: bf16[8,16]) -> (bf16[16,16], bf16[16,16]) {{
+  %w = bf16[8,16]{{1,0}} parameter(0)
+  %a = (bf16[8,16]{{1,0}}, bf16[16,16]{{1,0}}, u32[]) fusion(%w), kind=kCustom, calls=%start
+  %x = bf16[8,16]{{1,0}} get-tuple-element(%a), index=0
+  %y = bf16[16,16]{{1,0}} get-tuple-element(%a), index=1
+  %b = (bf16[8,16]{{1,0}}, bf16[16,16]{{1,0}}) fusion(%x, %y), kind=kOutput, calls=%between
+  %c = bf16[16,16]{{1,0}} fusion(%x, %y), kind=kCustom, calls=%end
+  %plain = bf16[16,16]{{1,0}} {gather.format("%w", 12)}
+  ROOT %r = (bf16[16,16]{{1,0}}, bf16[16,16]{{1,0}}) tuple(%c, %plain)
+}}"""
+    found = parse_program(text).collectives({"data": 2})
+    assert [(each.kind, each.nbytes) for each in found] == [("all_gather", 512)] * 2
+
+
+NESTED = """
+%inner (stack: f32[1024,8,128], at: s32[]) -> f32[8,128] {
+  %stack = f32[1024,8,128]{2,1,0} parameter(0)
+  %at = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %slice = f32[1,8,128]{2,1,0} dynamic-slice(%stack, %at, %zero, %zero), dynamic_slice_sizes={1,8,128}
+  ROOT %flat = f32[8,128]{1,0} bitcast(%slice)
+}
+%outer (stack: f32[1024,8,128], at: s32[], x: f32[8,128]) -> (f32[8,128], f32[1024,8,128]) {
+  %stack = f32[1024,8,128]{2,1,0} parameter(0)
+  %at = s32[] parameter(1)
+  %x = f32[8,128]{1,0} parameter(2)
+  %row = f32[8,128]{1,0} fusion(%stack, %at), kind=kLoop, calls=%inner
+  %sum = f32[8,128]{1,0} add(%row, %x)
+  ROOT %t = (f32[8,128]{1,0}, f32[1024,8,128]{2,1,0}) tuple(%sum, %stack)
+}
+ENTRY %main (stack: f32[1024,8,128], at: s32[], x: f32[8,128]) -> (f32[8,128], f32[1024,8,128]) {
+  %stack = f32[1024,8,128]{2,1,0} parameter(0)
+  %at = s32[] parameter(1)
+  %x = f32[8,128]{1,0} parameter(2)
+  ROOT %f = (f32[8,128]{1,0}, f32[1024,8,128]{2,1,0}) fusion(%stack, %at, %x), kind=kOutput, calls=%outer
+}"""
+
+
+def test_a_fusion_in_a_fusion_reads_a_slice_and_a_stack_that_passes_is_not_written():
+    row = 8 * 128 * 4
+    assert parse_program(NESTED).nbytes_accessed() == row + 4 + row + row
+
+
+def test_arrays_in_vector_memory_are_no_traffic_and_others_have_the_padding_of_their_tiles():
+    line = "copy-start(%x)"
+    kinds = "(f32[64,32]{1,0:T(8,128)}, f32[64,32]{1,0:T(8,128)S(1)}, u32[]{:S(2)})"
+    text = f"""
+ENTRY %main (x: f32[64,32]) -> f32[64,32] {{
+  %x = f32[64,32]{{1,0:T(8,128)S(1)}} parameter(0)
+  %start = {kinds} {line}
+  %done = f32[64,32]{{1,0:T(8,128)}} copy-done(%start)
+  %vector = f32[64,32]{{1,0:T(8,128)S(1)}} multiply(%x, %x)
+  ROOT %sum = f32[64,32]{{1,0:T(8,128)S(1)}} add(%vector, %done)
+}}"""
+    padded = 64 * 128 * 4
+    assert parse_program(text).nbytes_accessed() == padded + padded  # written by the copy, read by the sum

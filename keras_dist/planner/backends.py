@@ -1,0 +1,138 @@
+"""What XLA for each backend makes of the collectives that Shardy inserts: their kind, element type and place.
+
+`python -m benchmarks.bench_backends` compiles a small program for each entry, and prints what XLA does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from keras_dist.planner.sharded_module import ShardedModule, is_argument, returned_by
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# the operations of MLIR have no types
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """How XLA for a backend moves arrays.
+
+    Attributes:
+        multiplied: for an element type the bytes of an element in which products are computed. Arrays that only
+            products use are converted before they are gathered.
+        added: for an element type the bytes of an element in which arrays are reduced.
+        scattered_nbytes: arrays with more bytes, of two or more dims, are reduced and scattered, if devices use slices
+            of the sum; None if they are always reduced as a whole.
+        adds_after_loops: whether a sum over devices that a loop only adds up is reduced once, after the loop.
+    """
+
+    multiplied: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    added: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    scattered_nbytes: int | None = None
+    adds_after_loops: bool = False
+
+
+BACKENDS = {
+    "cpu": Backend(multiplied={"bf16": 4, "f16": 4}, added={"bf16": 4, "f16": 4}),
+    "tpu": Backend(multiplied={"f32": 2}, scattered_nbytes=2**15, adds_after_loops=True),
+    "cuda": Backend(scattered_nbytes=0),
+}
+"""XLA of jax 0.10 for CPUs, libtpu 0.0.42 for TPUs; for GPUs as XLA's source has it, in `ReduceScatterCreator`."""
+
+
+def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: ShardedModule) -> tuple[Kind, int]:
+    """Return the kind of a collective in the compiled program, and its bytes; `nbytes` are Shardy's.
+
+    0 bytes if an equal collective comes first. `result` has the users, which may be after a loop.
+    """
+    backend = BACKENDS.get(module.platform, Backend())
+    element = str(result.type.element_type)
+    if kind == "all_reduce":
+        least, users = backend.scattered_nbytes, list(_users(result))
+        if least is not None and nbytes > least and result.type.rank > 1 and users:
+            kind = "reduce_scatter" if all(_is_slice(each, operation, module) for each in users) else kind
+        return kind, _converted(nbytes, result, backend.added.get(element))
+    if kind == "all_gather" and operation.name == "sdy.all_gather":
+        alike = _alike(operation)
+        if alike[0] != operation:
+            return kind, 0
+        if element in backend.multiplied and all(
+            _multiplies(user) for each in alike for user in _users(each.results[0])
+        ):
+            return kind, _converted(nbytes, result, backend.multiplied[element])
+    return kind, nbytes
+
+
+def _alike(gather: Any) -> list[Any]:
+    """Return the gathers of the same array in the same block to the same layout: XLA gathers once."""
+    block, users = gather.operation.block, [use.owner.operation for use in gather.operands[0].uses]
+    same = [each for each in users if each.name == gather.name and each.block == block]
+    layout = str(gather.attributes["out_sharding"])
+    return [
+        each for each in block.operations if each.operation in same and str(each.attributes["out_sharding"]) == layout
+    ]
+
+
+def added_after_loop(reduction: Any, module: ShardedModule) -> Any:
+    """Return the result of a loop that only adds up these all-reduces, which XLA reduces after the loop; else None."""
+    users = list(_users(reduction.results[0]))
+    if not BACKENDS.get(module.platform, Backend()).adds_after_loops or [user.name for user in users] != [_ADD]:
+        return None
+    total, sums = users[0].results[0], [value for value in users[0].operands if is_argument(value.owner)]
+    while len(sums) == 1 and len(list(total.uses)) == 1 and total in returned_by(sums[0].owner):
+        block, place = sums[0].owner, returned_by(sums[0].owner).index(total)
+        if block.owner.operation.name == "stablehlo.while":
+            return block.owner.operation.results[place] if place == sums[0].arg_number else None
+        call = module.call_of(block.owner.operation)  # the body of a loop may be a function
+        if call is None:
+            return None
+        before = call.operands[sums[0].arg_number]
+        total, sums = call.results[place], [before] if is_argument(before.owner) else []
+    return None
+
+
+def _converted(nbytes: int, value: Any, width: int | None) -> int:
+    return nbytes if width is None else nbytes * width * 8 // value.type.element_type.width
+
+
+def _users(value: Any) -> Iterator[Any]:
+    """Yield the operations that use a value, through those that only arrange or convert it."""
+    for use in value.uses:
+        user = use.owner.operation
+        if user.name == "stablehlo.optimization_barrier":
+            yield from _users(user.results[use.operand_number])
+        elif user.name in _ARRANGING or (user.name == "stablehlo.reduce" and _is_reshape(user)):
+            yield from _users(user.results[0])
+        else:
+            yield user
+
+
+_ADD = "stablehlo.add"
+_ARRANGING = ("stablehlo.convert", "stablehlo.reshape", "stablehlo.transpose")
+
+
+def _is_reshape(reduction: Any) -> bool:
+    shape, dims = reduction.operands[0].type.shape, map(int, reduction.attributes["dimensions"])
+    return all(shape[dim] == 1 for dim in dims)
+
+
+def _multiplies(user: Any) -> bool:
+    """Whether an operation is a product of default precision."""
+    if user.name not in ("stablehlo.dot_general", "stablehlo.convolution"):
+        return False
+    name = "precision_config"
+    return name not in user.attributes or "HIGH" not in str(user.attributes[name])
+
+
+def _is_slice(user: Any, reduction: Any, module: ShardedModule) -> bool:
+    """Whether an operation takes the slice of a device along the axes of a reduction, and XLA scatters such slices."""
+    if user.name != "sdy.all_slice":
+        return False
+    sliced, reduced = str(user.attributes["slicing_axes"]), str(reduction.attributes["reduction_axes"])
+    *_, lanes = module.local_shape(user.results[0])
+    element = str(user.results[0].type.element_type)
+    is_one_tile = module.platform == "tpu" and element == "bf16" and lanes == 128 < user.results[0].type.shape[-1]
+    return not is_one_tile and all(axis in sliced for axis in reduced.split('"')[1::2])

@@ -1,0 +1,139 @@
+"""Small programs that show what XLA for a backend makes of collectives, and what it did.
+
+`python -m tests.planner.backend_experiments v5e:2x4` compiles them, and prints what XLA does now and what is recorded.
+`keras_dist.planner.backends` follows the records.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from keras_dist.planner import compile_for, propagate
+
+MESH = AbstractMesh((8,), ("data",))
+ROWS, COLUMNS, WHOLE = P("data"), P(None, "data"), P()
+Moved = dict[str, int]
+
+
+class Experiment(NamedTuple):
+    """A function of arrays, their shapes, layouts and dtypes, the layouts of its results, and bytes by kind."""
+
+    function: Callable[..., Any]
+    arguments: tuple[tuple[tuple[int, ...], P, Any], ...]
+    results: Any
+    recorded: dict[str, Moved]  # by target
+
+
+def _gradient(inputs: int, outputs: int, layout: P, dtype: Any, **recorded: Moved) -> Experiment:
+    arguments = ((256, inputs), ROWS, dtype), ((256, outputs), ROWS, dtype)
+    return Experiment(lambda x, y: _whole(jnp.einsum("bi,bo->io", x, y)), arguments, layout, _by_target(recorded))
+
+
+def _whole(x: jax.Array) -> jax.Array:
+    """Ask for the whole array, as the gradient of a gathered weight does."""
+    return jax.lax.with_sharding_constraint(x, NamedSharding(MESH, WHOLE))
+
+
+def _product(function: Callable[..., Any], dtype: Any, results: Any = ROWS, **recorded: Moved) -> Experiment:
+    arguments = ((256, 512), ROWS, dtype), ((512, 512), ROWS, dtype)
+    return Experiment(function, arguments, results, _by_target(recorded))
+
+
+def _by_target(recorded: dict[str, Moved]) -> dict[str, Moved]:
+    return {{"cpu": "cpu:8", "tpu": "v5e:2x4"}[name]: moved for name, moved in recorded.items()}
+
+
+def _summed(x: jax.Array) -> jax.Array:
+    return _whole(jax.lax.scan(lambda total, each: (total + each.T @ each, None), jnp.zeros((256, 256)), x)[0])
+
+
+def _recurrent(x: jax.Array, w: jax.Array) -> jax.Array:
+    def turn(state: jax.Array, each: jax.Array) -> tuple[jax.Array, jax.Array]:
+        state = jnp.tanh(state @ w + each)
+        return state, state
+
+    return (jax.lax.scan(turn, jnp.zeros_like(x[0]), x)[1] ** 2).sum()
+
+
+def _stacked(x: jax.Array, w: jax.Array) -> jax.Array:
+    return (jax.lax.scan(lambda x, each: (jnp.tanh(x @ each), None), x, w)[0] ** 2).sum()
+
+
+_F, _B = jnp.float32, jnp.bfloat16
+_SEQUENCES = ((16, 64, 256), COLUMNS, _F)
+EXPERIMENTS = {
+    "sum, small": _gradient(16, 16, ROWS, _F, cpu={"all_reduce": 1024}, tpu={"all_reduce": 1024}),
+    "sum, rows": _gradient(512, 512, ROWS, _F, cpu={"all_reduce": 2**20}, tpu={"reduce_scatter": 2**20}),
+    "sum, columns": _gradient(512, 512, COLUMNS, _F, cpu={"all_reduce": 2**20}, tpu={"reduce_scatter": 2**20}),
+    "sum, whole": _gradient(512, 512, WHOLE, _F, cpu={"all_reduce": 2**20}, tpu={"all_reduce": 2**20}),
+    "sum, bfloat16": _gradient(512, 512, ROWS, _B, cpu={"all_reduce": 2**20}, tpu={"reduce_scatter": 2**19}),
+    "sum, bfloat16, 128 lanes": _gradient(512, 1024, COLUMNS, _B, cpu={"all_reduce": 2**21}, tpu={"all_reduce": 2**20}),
+    "weight in a product": _product(lambda x, w: x @ w, _F, cpu={"all_gather": 2**20}, tpu={"all_gather": 2**19}),
+    "weight in a product, bfloat16": _product(
+        lambda x, w: x @ w, _B, cpu={"all_gather": 2**20}, tpu={"all_gather": 2**19}
+    ),
+    "weight in an exact product": _product(
+        lambda x, w: jnp.dot(x, w, precision="highest"), _F, cpu={"all_gather": 2**20}, tpu={"all_gather": 2**20}
+    ),
+    "weight that is returned, too": _product(
+        lambda x, w: (x @ w, w), _F, (ROWS, WHOLE), cpu={"all_gather": 2**20}, tpu={"all_gather": 2**20}
+    ),
+    "sum over a loop": Experiment(
+        _summed, (_SEQUENCES,), WHOLE, _by_target({"cpu": {"all_reduce": 2**22}, "tpu": {"all_reduce": 2**18}})
+    ),
+    "sum over a loop, rows": Experiment(_summed, (_SEQUENCES,), ROWS, _by_target({"tpu": {"reduce_scatter": 2**18}})),
+    "gradient of a recurrence": Experiment(
+        jax.grad(_recurrent, 1),
+        (_SEQUENCES, ((256, 256), WHOLE, _F)),
+        WHOLE,
+        _by_target({"cpu": {"all_reduce": 2**22}, "tpu": {"all_reduce": 2**18}}),
+    ),
+    "gradients of a stack": Experiment(
+        jax.grad(_stacked, 1),
+        (((256, 512), ROWS, _F), ((6, 512, 512), WHOLE, _F)),
+        WHOLE,
+        _by_target({"cpu": {"all_reduce": 6 * 2**20}, "tpu": {"all_reduce": 6 * 2**20}}),
+    ),
+    "gradients of a sharded stack": Experiment(
+        jax.grad(_stacked, 1),
+        (((256, 512), ROWS, _F), ((6, 512, 512), COLUMNS, _F)),
+        COLUMNS,
+        _by_target({"tpu": {"all_gather": 6 * 2**20, "reduce_scatter": 6 * 2**20}}),
+    ),
+}
+
+
+def lowered(experiment: Experiment, platform: str) -> jax.stages.Lowered:
+    """Return the program of an experiment on 8 devices."""
+    arguments = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(MESH, layout))
+        for shape, layout, dtype in experiment.arguments
+    ]
+    is_layout = {"is_leaf": lambda each: isinstance(each, P)}
+    results = jax.tree.map(lambda layout: NamedSharding(MESH, layout), experiment.results, **is_layout)
+    traced = jax.jit(experiment.function, out_shardings=results).trace(*arguments)
+    return traced.lower(lowering_platforms=(platform,))
+
+
+def by_kind(collectives: Any) -> Moved:
+    """Return the bytes of collectives by kind."""
+    return {kind: nbytes for (kind, _), nbytes in collectives.nbytes_by_axes().items()}
+
+
+def main(target: str) -> None:
+    """Print what XLA makes of each experiment."""
+    platform = "cpu" if target.startswith("cpu") else "tpu"
+    for name, experiment in EXPERIMENTS.items():
+        program = lowered(experiment, platform)
+        found, expected = by_kind(compile_for(program, target)), experiment.recorded.get(target)
+        word = "not recorded" if expected is None else "as recorded" if found == expected else f"recorded {expected}"
+        print(f"{name}: {found}; {word}; propagated {by_kind(propagate(program))}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

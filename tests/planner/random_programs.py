@@ -1,0 +1,226 @@
+"""Random networks under random layouts, and how their plans compare with XLA's programs.
+
+`python -m tests.planner.random_programs cpu:8 20261129 200` compiles 200 programs, prints a line for each and then the
+rates; TPUs need the extra `tpu`. `make soak` compiles some.
+"""
+
+import collections
+import dataclasses
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.planner.propagation import propagate
+from keras_dist.planner.tracing import trace_step
+from keras_dist.planner.verdict import judge
+
+MESHES = ((8,), (2, 4), (4, 2), (1, 8))
+ACTIVATIONS = ("relu", "gelu", "tanh", "silu", None)
+
+
+def _dense(rng: random.Random, width: int, length: int) -> Iterator[layers.Layer]:
+    up = layers.Dense(rng.choice((2, 4)) * width, activation=rng.choice(ACTIVATIONS), use_bias=rng.random() < 0.5)
+    yield from (up, layers.Dense(width, use_bias=rng.random() < 0.5))
+
+
+def _normalized(rng: random.Random, width: int, length: int) -> Iterator[layers.Layer]:
+    yield rng.choice((layers.LayerNormalization, layers.BatchNormalization, layers.RMSNormalization))()
+
+
+def _convolved(rng: random.Random, width: int, length: int) -> Iterator[layers.Layer]:
+    padding = rng.choice(("same", "causal"))
+    kinds: list[Callable[[], layers.Layer]] = [
+        lambda: layers.Conv1D(width, rng.choice((1, 3, 5)), padding=padding, activation=rng.choice(ACTIVATIONS)),
+        lambda: layers.Conv1D(width, 3, padding="same", dilation_rate=2),
+        lambda: layers.SeparableConv1D(width, 3, padding="same"),
+        lambda: layers.DepthwiseConv1D(3, padding="same"),
+    ]
+    yield rng.choice(kinds)()
+
+
+def _recurrent(rng: random.Random, width: int, length: int) -> Iterator[layers.Layer]:
+    kind = rng.choice((layers.LSTM, layers.GRU, layers.SimpleRNN))
+    yield kind(width, return_sequences=True, unroll=rng.random() < 0.2)
+
+
+class _Mixed(layers.Layer):
+    """Attention over the sequence, with the inputs added."""
+
+    def __init__(self, heads: int, size: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.attention = layers.MultiHeadAttention(heads, size)
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        return inputs + self.attention(inputs, inputs, use_causal_mask=True)
+
+
+def _attention(rng: random.Random, width: int, length: int) -> Iterator[layers.Layer]:
+    heads = rng.choice((2, 4, 8))
+    yield _Mixed(heads, width // heads)
+
+
+class _Block(layers.Layer):
+    """A residual block of dense layers."""
+
+    def __init__(self, width: int, factor: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.norm = layers.LayerNormalization()
+        self.up, self.down = layers.Dense(factor * width, activation="gelu"), layers.Dense(width)
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        return inputs + self.down(self.up(self.norm(inputs)))
+
+
+def _stacked(rng: random.Random, width: int, length: int) -> Iterator[layers.Layer]:
+    yield layers.Stack(_Block(width, rng.choice((1, 2, 4))), rng.choice((2, 3, 6)))
+
+
+def _experts(rng: random.Random, width: int, length: int) -> Iterator[layers.Layer]:
+    yield layers.MixtureOfExperts(rng.choice((4, 8)), 2 * width)
+
+
+def _moved(rng: random.Random, width: int, length: int) -> Iterator[layers.Layer]:
+    """Reshapes, rolls, slices, joins and gathers."""
+    half = width // 2
+    functions: list[Callable[[Any], Any]] = [
+        lambda x: jnp.roll(x, 1, axis=1),
+        lambda x: jnp.concatenate([x[..., half:], -x[..., :half]], -1),
+        lambda x: x.reshape(x.shape[0], length // 2, 2, width).mean(2).repeat(2, axis=1),
+        lambda x: jnp.cumsum(x, axis=1) / length,
+        lambda x: jnp.take(x, jnp.arange(length)[::-1], axis=1),
+        lambda x: jnp.swapaxes(x.reshape(x.shape[0], length, 4, width // 4), 2, 3).reshape(x.shape),
+        lambda x: x * jax.nn.softmax(x, axis=1),
+        lambda x: x - x.mean(axis=(0, 1), keepdims=True),
+    ]
+    yield layers.Lambda(rng.choice(functions))
+
+
+BLOCKS = (_dense, _dense, _normalized, _convolved, _recurrent, _attention, _stacked, _experts, _moved)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Figures of a program, propagated and compiled, of one device."""
+
+    text: str
+    given: int  # bytes of state and batch
+    arguments: int
+    moved: Mapping[Any, tuple[int, int]]  # bytes by kind and axes
+    estimates: int
+    bounds: tuple[int, int]  # bytes between which the peak of memory is said to be
+    peak: int
+    seconds: tuple[float, float]
+
+    @property
+    def moves_right(self) -> bool:
+        """Whether the collectives of each kind are within 5 %."""
+        return all(abs(one - other) <= 0.05 * max(one, other) for one, other in self.moved.values())
+
+    def problems(self) -> Iterator[str]:
+        """Yield the kinds of figures that are wrong and are not labelled."""
+        if abs(self.arguments - self.given) > 0.001 * self.given and self.arguments < self.given:
+            yield "state"
+        if not self.moves_right and not self.estimates:
+            yield "collectives"
+        if not self.bounds[0] <= self.peak <= self.bounds[1]:
+            yield "memory"
+        if self.seconds[0] > 1.1 * self.seconds[1]:
+            yield "time"
+
+
+def compare(seed: int, target: str) -> Found:
+    """Plan the program of a seed for a target, compile it, and return both figures."""
+    text, model, batch = random_program(seed)
+    machine = kd.planner.target(target)
+    program = trace_step(model, batch, None, platform=machine.platform)
+    step = propagate(program.lowered)
+    verdict = judge(program, step, machine, compiles=True, timeout_seconds=600)
+    compiled = verdict.compiled
+    assert compiled is not None and not compiled.note, verdict.note or compiled
+    propagated, real = step.nbytes_by_axes(), compiled.nbytes_by_axes()
+    moved = {key: (propagated.get(key, 0), real.get(key, 0)) for key in sorted({*propagated, *real})}
+    given = program.state.nbytes_per_device + program.batch.nbytes_per_device
+    seconds = verdict.rooflines["propagated"].step_seconds, verdict.rooflines["compiled"].step_seconds
+    bounds = verdict.least_nbytes, verdict.most_nbytes
+    return Found(
+        text, given, compiled.argument_nbytes, moved, len(step.estimates), bounds, compiled.peak_nbytes, seconds
+    )
+
+
+def random_program(seed: int) -> tuple[str, kd.Model, tuple[Any, Any]]:
+    """Return a description, a compiled model under a layout, and a batch."""
+    rng = random.Random(seed)
+    width, length, rows = rng.choice((32, 64, 128, 256)), rng.choice((8, 16, 64)), 8 * rng.choice((1, 2, 4))
+    shape, words = rng.choice(MESHES), rng.choice((0, 0, 64, 1000))
+    mesh = kd.DeviceMesh(shape, ("data", "model")[: len(shape)])
+    kinds = [rng.choice(BLOCKS) for _ in range(rng.randint(1, 4))]
+    optimizer, remat = rng.choice(("sgd", "adam", "adam", "adafactor", "muon")), rng.choice((None, None, None, "full"))
+    policy = rng.choice(("float32", "float32", "mixed_bfloat16"))
+    layout = rng.choice(("data parallel", "fully sharded", "rules", "rules"))
+    numbers = rng.random()
+
+    def network(distribution: kd.Distribution) -> kd.Model:
+        blocks, before = random.Random(numbers), kd.config.dtype_policy()
+        kd.mixed_precision.set_dtype_policy(policy)
+        try:
+            with distribution.scope():
+                parts: list[Any] = [kd.Input((length,), dtype="int32") if words else kd.Input((length, width))]
+                parts += [layers.Embedding(words, width)] if words else []
+                parts += [part for kind in kinds for part in kind(blocks, width, length)]
+                model = kd.Sequential([*parts, layers.Dense(width)])
+                model.compile(optimizer, "mse", remat=remat)
+                return model
+        finally:
+            kd.mixed_precision.set_dtype_policy(before)
+
+    model = network(kd.FullySharded(mesh) if layout == "fully sharded" else kd.DataParallel(mesh))
+    if layout == "rules":
+        rules = kd.LayoutMap(mesh)
+        for weight in model.weights:
+            axes = _axes_of(rng, weight.shape, mesh)
+            if any(axes):
+                rules[weight.path] = axes
+        model = network(kd.ModelParallel(rules, batch_dim_name="data"))
+    names = "+".join(kind.__name__.strip("_") for kind in kinds)
+    text = f"{names}, {layout} {shape}, {optimizer}, {policy}, {remat=}, {width=} {length=} {rows=} {words=}"
+    x = jax.ShapeDtypeStruct((rows, length) if words else (rows, length, width), jnp.int32 if words else jnp.float32)
+    return text, model, (x, jax.ShapeDtypeStruct((rows, length, width), jnp.float32))
+
+
+def _axes_of(rng: random.Random, shape: tuple[int, ...], mesh: kd.DeviceMesh) -> list[str | None]:
+    axes: list[str | None] = [None] * len(shape)
+    name = mesh.axis_names[-1]
+    dims = [dim for dim, size in enumerate(shape) if size % mesh.axis_size(name) == 0]
+    if dims and rng.random() < 0.6:
+        axes[rng.choice(dims)] = name
+    return axes
+
+
+def main(target: str, first: int, count: int) -> None:
+    """Compare programs and print what is wrong."""
+    found: list[tuple[int, Found]] = []
+    wrong: collections.Counter[str] = collections.Counter()
+    for seed in range(first, first + count):
+        try:
+            each = compare(seed, target)
+        except Exception as error:  # the seed is reported, and the others are compared
+            wrong["crash"] += 1
+            print(f"{seed} crash: {type(error).__name__}: {str(error)[:600]}", flush=True)
+            continue
+        found.append((seed, each))
+        problems = list(each.problems())
+        wrong.update(problems)
+        wrong["labelled"] += not each.moves_right and each.estimates > 0
+        print(f"{seed} {' '.join(problems) or 'right'}: {each}", flush=True)
+    print(f"{count} programs for {target} from seed {first}: {dict(wrong)}")
+
+
+if __name__ == "__main__":
+    kd.use_cpu_devices(8)
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
