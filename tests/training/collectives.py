@@ -3,7 +3,6 @@
 import collections
 
 from keras_dist.planner.hlo import KINDS, parse_program
-from keras_dist.planner.hlo_text import arrays_of
 
 
 def collectives_of(lowered):
@@ -22,7 +21,7 @@ def collectives_in(program):
         ]
         left += [each for each in called if id(each) not in found]
     return [
-        (instruction.opcode.removesuffix("-start"), [shape for _, shape in arrays_of(instruction.result)])
+        (instruction.opcode.removesuffix("-start"), [array.shape for array in instruction.arrays])
         for computation in found.values()
         for instruction in computation.instructions.values()
         if instruction.opcode.removesuffix("-start") in KINDS
