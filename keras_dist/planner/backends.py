@@ -24,6 +24,7 @@ class Backend:
     Attributes:
         multiplied: for an element type the bytes of an element in which products are computed. Arrays that only
             products use are converted before they are gathered.
+        computes_so: whether all operations are computed so, and not products alone.
         added: for an element type the bytes of an element in which arrays are reduced.
         scattered_nbytes: arrays with more bytes, of two or more dims, are reduced and scattered, if devices use slices
             of the sum; None if they are always reduced as a whole.
@@ -31,13 +32,14 @@ class Backend:
     """
 
     multiplied: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    computes_so: bool = False
     added: Mapping[str, int] = dataclasses.field(default_factory=dict)
     scattered_nbytes: int | None = None
     adds_after_loops: bool = False
 
 
 BACKENDS = {
-    "cpu": Backend(multiplied={"bf16": 4, "f16": 4}, added={"bf16": 4, "f16": 4}),
+    "cpu": Backend(multiplied={"bf16": 4, "f16": 4}, computes_so=True, added={"bf16": 4, "f16": 4}),
     "tpu": Backend(multiplied={"f32": 2}, scattered_nbytes=2**15, adds_after_loops=True),
     "cuda": Backend(scattered_nbytes=0),
 }
@@ -52,7 +54,7 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
     backend = BACKENDS.get(module.platform, Backend())
     element = str(result.type.element_type)
     if kind == "all_reduce":
-        least, users = backend.scattered_nbytes, list(_users(result))
+        least, users = backend.scattered_nbytes, list(_users(result, module))
         if least is not None and nbytes > least and result.type.rank > 1 and users:
             kind = "reduce_scatter" if all(_is_slice(each, operation, module) for each in users) else kind
         return kind, _converted(nbytes, result, backend.added.get(element))
@@ -60,9 +62,9 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
         alike = _alike(operation)
         if alike[0] != operation:
             return kind, 0
-        if element in backend.multiplied and all(
-            _multiplies(user) for each in alike for user in _users(each.results[0])
-        ):
+        users = [user for each in alike for user in _users(each.results[0], module)]
+        uses_so = _computes if backend.computes_so else _multiplies
+        if element in backend.multiplied and all(map(uses_so, users)):
             return kind, _converted(nbytes, result, backend.multiplied[element])
     return kind, nbytes
 
@@ -79,7 +81,7 @@ def _alike(gather: Any) -> list[Any]:
 
 def added_after_loop(reduction: Any, module: ShardedModule) -> Any:
     """Return the result of a loop that only adds up these all-reduces, which XLA reduces after the loop; else None."""
-    users = list(_users(reduction.results[0]))
+    users = list(_users(reduction.results[0], module))
     if not BACKENDS.get(module.platform, Backend()).adds_after_loops or [user.name for user in users] != [_ADD]:
         return None
     total, sums = users[0].results[0], [value for value in users[0].operands if is_argument(value.owner)]
@@ -99,15 +101,21 @@ def _converted(nbytes: int, value: Any, width: int | None) -> int:
     return nbytes if width is None else nbytes * width * 8 // value.type.element_type.width
 
 
-def _users(value: Any) -> Iterator[Any]:
-    """Yield the operations that use a value, through those that only arrange or convert it."""
+def _users(value: Any, module: ShardedModule) -> Iterator[Any]:
+    """Yield the operations that use a value: through those that only arrange or convert it, and out of functions.
+
+    A slice of what was gathered for it is the array before the gather, and no use.
+    """
     for use in value.uses:
         user = use.owner.operation
-        if user.name == "stablehlo.optimization_barrier":
-            yield from _users(user.results[use.operand_number])
+        call = module.call_of(user.block.owner.operation) if user.name == "func.return" else None
+        if call is not None:
+            yield from _users(call.results[use.operand_number], module)
+        elif user.name == "stablehlo.optimization_barrier":
+            yield from _users(user.results[use.operand_number], module)
         elif user.name in _ARRANGING or (user.name == "stablehlo.reduce" and _is_reshape(user)):
-            yield from _users(user.results[0])
-        else:
+            yield from _users(user.results[0], module)
+        elif user.name != "sdy.all_slice" or is_argument(value.owner) or value.owner.operation.name != "sdy.all_gather":
             yield user
 
 
@@ -118,6 +126,10 @@ _ARRANGING = ("stablehlo.convert", "stablehlo.reshape", "stablehlo.transpose")
 def _is_reshape(reduction: Any) -> bool:
     shape, dims = reduction.operands[0].type.shape, map(int, reduction.attributes["dimensions"])
     return all(shape[dim] == 1 for dim in dims)
+
+
+def _computes(user: Any) -> bool:
+    return not user.name.endswith(".return")
 
 
 def _multiplies(user: Any) -> bool:
