@@ -395,8 +395,11 @@ class _Costs:
         name, *need = name_of(operation).split(_SEPARATOR)
         layer, made_by, axes = layer_in(name) or around.layer, jax_operation(name), self._axes_of(operation)
         late = added_after_loop(operation, self._module) if kind == "all_reduce" and around.turns != 1 else None
-        kind, nbytes = moved_as(kind, operation, late or operation.results[0], max(given, made), self._module)
-        found = Collective(kind, axes, nbytes, around.outside if late else around.turns, layer, made_by)
+        moved = moved_as(kind, operation, late or operation.results[0], max(given, made), self._module)
+        if moved.doubt:
+            self._estimate(estimate_at(operation.operands[0].owner.operation, moved.doubt), around)
+        turns = around.outside if late else around.turns
+        found = Collective(moved.kind, axes, moved.nbytes, turns, layer, made_by)
         if len(need) != 3:
             return found, ""
         weight, is_asked = weight_in(need[0]), need[1] == _ASKED
