@@ -8,6 +8,7 @@ import collections
 import dataclasses
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 
 import keras_dist as kd
 from keras_dist import layers
+from keras_dist.errors import LayoutWarning
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.tracing import trace_step
 from keras_dist.planner.verdict import judge
@@ -136,9 +138,11 @@ class Found:
 
 def compare(seed: int, target: str) -> Found:
     """Plan the program of a seed for a target, compile it, and return both figures."""
-    text, model, batch = random_program(seed)
     machine = kd.planner.target(target)
-    program = trace_step(model, batch, None, platform=machine.platform)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LayoutWarning)  # of work that devices repeat
+        text, model, batch = random_program(seed)
+        program = trace_step(model, batch, None, platform=machine.platform)
     step = propagate(program.lowered)
     verdict = judge(program, step, machine, compiles=True, timeout_seconds=600)
     compiled = verdict.compiled
