@@ -100,7 +100,7 @@ def test_what_is_pinned_installs_on_the_first_patch_release_of_this_python():
     pinned = {pin.name: str(pin.specifier) for pin in pins if not pin.marker or pin.marker.evaluate()}
     installed = {found.name: found for found in metadata.distributions()}
     wanted = {
-        name: installed[name].metadata["Requires-Python"] or ""
+        name: installed[name].metadata.get("Requires-Python", "")
         for name in pinned.keys() & installed.keys()
         if pinned[name] == f"=={installed[name].version}"
     }

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from keras_dist.planner import compile_for, propagate
 
-MESH = AbstractMesh((8,), ("data",))
+MESH = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
 ROWS, COLUMNS, WHOLE = P("data"), P(None, "data"), P()
 Moved = dict[str, int]
 

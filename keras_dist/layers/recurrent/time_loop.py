@@ -44,6 +44,8 @@ def scan_time(
 
 def _with_late_gradients(program: Any, count: int, reverse: bool) -> Callable[..., Any]:
     """Return the loop over the steps of a jaxpr with this number of states, as a function of flat arrays."""
+    whole = with_calls_inlined(program, {"conv_general_dilated": _convolve_rows_first})
+    order = [next(place for place, each in enumerate(program.consts) if each is const) for const in whole.consts]
 
     def step(shared: list[Any], states: list[Any], turn: list[Any], program: Any = program) -> Any:
         outputs = function_of_jaxpr(jax.extend.core.ClosedJaxpr(program.jaxpr, shared))(*states, *turn)
@@ -77,8 +79,8 @@ def _with_late_gradients(program: Any, count: int, reverse: bool) -> Callable[..
         is_low, size = any(state.dtype.itemsize < 4 for state in before), len(before[0])
         is_copied = [is_low and _has_gradient(a) and a.size <= 8 * max(a.shape, default=1) for a in shared]
         copies = [jnp.broadcast_to(a, (size, *a.shape)) if one else a for a, one in zip(shared, is_copied, strict=True)]
-        whole = with_calls_inlined(program, {"conv_general_dilated": _convolve_rows_first})
-        dims = ([0 if one else None for one in is_copied], 0, 0)
+        dims = ([0 if is_copied[place] else None for place in order], 0, 0)
+        copies = [copies[place] for place in order]
         return jax.vmap(functools.partial(step, program=whole), dims)(copies, before, inputs)
 
     loop = jax.custom_vjp(
