@@ -1,4 +1,4 @@
-"""What XLA for each backend makes of the collectives that Shardy inserts: their kind, element type and place.
+"""Collectives as XLA for each backend compiles those that Shardy inserts: their kind, element type and place.
 
 `python -m tests.planner.backend_experiments v5e:2x4` compiles a small program for each entry, and compares it with what
 is recorded there.
@@ -19,7 +19,7 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "coll
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """How XLA for a backend moves arrays.
+    """Habits of XLA for a backend when it moves arrays.
 
     Attributes:
         multiplied: for an element type the bytes of an element in which products are computed. Arrays that only

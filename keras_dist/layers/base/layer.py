@@ -216,7 +216,7 @@ class Layer(Configurable, nnx.Module):
 
     @classmethod
     def _creates_weights(cls) -> bool:
-        """Return whether `build` is that of a model, which creates the weights of its layers."""
+        """Return whether `build` creates the weights of the layers inside, as the `build` of a model does."""
         return hasattr(cls.build, "creates_weights")
 
     @classmethod
