@@ -7,8 +7,10 @@ is recorded there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from keras_dist.planner.sharded_module import ShardedModule, is_argument, returned_by, text_of
 
@@ -40,9 +42,12 @@ class Backend:
     adds_after_loops: bool = False
 
 
+DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "i8": "int8"}
+"""Names of element types of MLIR, with those of NumPy."""
+_WIDENED = {"bfloat16": 4, "float16": 4}
 BACKENDS = {
-    "cpu": Backend(multiplied={"bf16": 4, "f16": 4}, computes_so=True, added={"bf16": 4, "f16": 4}),
-    "tpu": Backend(multiplied={"f32": 2}, scattered_nbytes=2**15, certain_nbytes=2**17, adds_after_loops=True),
+    "cpu": Backend(multiplied=_WIDENED, computes_so=True, added=_WIDENED),
+    "tpu": Backend(multiplied={"float32": 2}, scattered_nbytes=2**15, certain_nbytes=2**17, adds_after_loops=True),
     "cuda": Backend(scattered_nbytes=0),
 }
 """XLA of jax 0.10 for CPUs, libtpu 0.0.42 for TPUs; for GPUs as XLA's source has it, in `ReduceScatterCreator`."""
@@ -56,25 +61,38 @@ class Moved(NamedTuple):
     doubt: str = ""  # why XLA may choose otherwise
 
 
+def shards_moved_as(platform: str | None, shape: Sequence[int], dtype: str, nbytes: int) -> tuple[Moved, Moved]:
+    """Return the gather of a sharded weight of `nbytes` for products, and the reduction of its gradient to shards."""
+    backend = BACKENDS.get(platform or "cuda", Backend())
+    multiplied, least = (backend.multiplied if len(shape) > 1 else {}).get(dtype), backend.scattered_nbytes
+    is_scattered = least is not None and len(shape) > 1 and nbytes > least
+    reduced = _converted(nbytes, dtype, backend.added.get(dtype))
+    return (
+        Moved("all_gather", _converted(nbytes, dtype, multiplied)),
+        Moved("reduce_scatter" if is_scattered else "all_reduce", reduced),
+    )
+
+
 def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: ShardedModule) -> Moved:
     """Return what XLA makes of a collective of these bytes; `result` has its users, which may be after a loop."""
     backend = BACKENDS.get(module.platform, Backend())
     element = str(result.type.element_type)
+    dtype = DTYPES.get(element, element)
     if kind == "all_reduce":
         least, users, doubt = backend.scattered_nbytes, list(_users(result, module)), ""
         if least is not None and result.type.rank > 1 and users and all(_is_slice(each, operation) for each in users):
             is_scattered = nbytes > least and not all(_is_one_tile(each, module) for each in users)
             kind = "reduce_scatter" if is_scattered else kind
             doubt = "XLA reduces some small arrays as a whole" if nbytes <= backend.certain_nbytes else ""
-        return Moved(kind, _converted(nbytes, result, backend.added.get(element)), doubt)
+        return Moved(kind, _converted(nbytes, dtype, backend.added.get(dtype)), doubt)
     if kind == "all_gather" and operation.name == "sdy.all_gather":
         alike = _alike(operation)
         if alike[0] != operation:
             return Moved(kind, 0)
         users = [user for each in alike for user in _users(each.results[0], module)]
         uses_so = _computes if backend.computes_so else _multiplies
-        if element in backend.multiplied and all(map(uses_so, users)):
-            return Moved(kind, _converted(nbytes, result, backend.multiplied[element]))
+        if dtype in backend.multiplied and all(map(uses_so, users)):
+            return Moved(kind, _converted(nbytes, dtype, backend.multiplied[dtype]))
     return Moved(kind, nbytes)
 
 
@@ -106,8 +124,8 @@ def added_after_loop(reduction: Any, module: ShardedModule) -> Any:
     return None
 
 
-def _converted(nbytes: int, value: Any, width: int | None) -> int:
-    return nbytes if width is None else nbytes * width * 8 // value.type.element_type.width
+def _converted(nbytes: int, dtype: str, width: int | None) -> int:
+    return nbytes if width is None else nbytes * width // np.dtype(dtype).itemsize
 
 
 def _users(value: Any, module: ShardedModule) -> Iterator[Any]:

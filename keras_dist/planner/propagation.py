@@ -18,7 +18,7 @@ import numpy as np
 from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
 from keras_dist.distribution.mesh import axis_tuple
-from keras_dist.planner.backends import Kind, added_after_loop, moved_as
+from keras_dist.planner.backends import DTYPES, Kind, added_after_loop, moved_as
 from keras_dist.planner.exchanges import (
     Estimate,
     Halo,
@@ -298,7 +298,7 @@ class _Costs:
             self._join(operation)
         elif operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
             dtype, flops = str(operation.operands[0].type.element_type), self._flops(operation) * around.times
-            self.flops_by_dtype[_DTYPES.get(dtype, dtype)] += flops
+            self.flops_by_dtype[DTYPES.get(dtype, dtype)] += flops
             self._add_traffic(operation, around)
             if axes := self._repeating(operation, around):
                 self.repeated[layer_in(name_of(operation)) or around.layer, axes] += flops
@@ -435,7 +435,6 @@ class _Costs:
         return 2 * products_of(operation, self._module)
 
 
-_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "i8": "int8"}
 _KERNELS = ("tpu_custom_call", "__cudnn$fmha")
 _NEEDS_ITS_LAYOUT = ("func.return", "stablehlo.return", "stablehlo.concatenate")
 """Users of reshards for which XLA was found to exchange as Shardy does."""
