@@ -1,12 +1,14 @@
-"""The process that compiles a program for a target: `python -m keras_dist.planner._compile FOLDER`.
+"""The process that compiles programs for a target: `python -m keras_dist.planner._compile`.
 
-It reads `request.json` and `program.mlirbc` in the folder, and writes `answer.json`. Nothing runs on a device.
+Standard input names folders, one a line. It reads `request.json` and `program.mlirbc` in each, writes `answer.json`,
+and answers with a line. Nothing runs on a device.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import pathlib
 import sys
 import time
@@ -19,8 +21,16 @@ from keras_dist._unstable import shardy
 from keras_dist.planner.hlo import parse_program
 
 
-def main(folder: pathlib.Path) -> None:
-    """Compile the program in a folder."""
+def main() -> None:
+    """Compile the programs in the folders that standard input names."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # compilers may print
+    for line in sys.stdin:
+        _compile_in(pathlib.Path(line.rstrip("\n")))
+        print("done", file=answers, flush=True)
+
+
+def _compile_in(folder: pathlib.Path) -> None:
     request = json.loads((folder / "request.json").read_text("utf-8"))
     faulthandler.dump_traceback_later(request["timeout_seconds"], exit=True)  # also after the death of the parent
     began = time.perf_counter()
@@ -31,6 +41,7 @@ def main(folder: pathlib.Path) -> None:
     else:
         answer = _figures(compiled, request["mesh"], request["slices"])
     (folder / "answer.json").write_text(json.dumps({**answer, "seconds": time.perf_counter() - began}), "utf-8")
+    faulthandler.cancel_dump_traceback_later()
 
 
 def _compiled(request: dict[str, Any], bytecode: bytes) -> Any:
@@ -60,4 +71,4 @@ def _figures(compiled: Any, mesh: dict[str, int], slices: list[int]) -> dict[str
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main()

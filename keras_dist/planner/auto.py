@@ -12,7 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -33,34 +33,52 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.strategy import Distribution, register_strategy
 from keras_dist.distribution.tracing import without_kernels
-from keras_dist.errors import DeviceError, DistributionError, LayoutWarning
+from keras_dist.errors import (
+    CompilationError,
+    CompilationTimeoutError,
+    DeviceError,
+    DistributionError,
+    LayoutWarning,
+    MissingExtraError,
+)
 from keras_dist.jobs.job import is_chief
 from keras_dist.jobs.rendezvous import Rendezvous
+from keras_dist.planner.compiled import CompiledFigures, start
+from keras_dist.planner.compilers import Compilers
 from keras_dist.planner.dim_classes import DimClasses, OneDevice, classes_of
 from keras_dist.planner.propagation import propagate
-from keras_dist.planner.search import Candidate, Objective, Search, blocks_of, meshes_of
+from keras_dist.planner.search import Candidate, Objective, Rank, Search, blocks_of, meshes_of, step_seconds
 from keras_dist.planner.search_result import SearchResult, distribution_of, result_of
 from keras_dist.planner.targets import Target, as_target, devices, target_of
 from keras_dist.planner.targets import target as target_named
 from keras_dist.planner.tracing import trace_step
-from keras_dist.planner.verdict import judge
 
 _MOST_COMPILED = 3
+"""Candidates that are compiled beside the presets."""
 
-_EQUAL = 0.02
-"""Step times that differ by less count as equal: compiled ones differ from propagated ones by more."""
+_EQUAL = 0.01
+"""Candidates whose time, memory and exchanged bytes differ by less are taken as one program."""
+
+_LATE = "the time limit ended the search before"
+
+_PART_OF_SCREENING = 0.5
+"""The part of the time limit that is left for the steps of presets and best candidates."""
 
 
 @register_strategy("auto")
 class AutoParallel(Distribution):
     """Strategy that finds a layout for a model: the mesh, the axes of dims, and whether weights are fully sharded.
 
-    `search` traces the train step once and evaluates each candidate in milliseconds. A candidate shards classes of dims
-    (see `dim_classes`) over the axes that the batch does not use, each class over one axis. Weights are unsharded or
-    fully sharded over the axes of the batch. If memory is the objective or is short, repeated blocks are also
-    recomputed in the backward pass. All combinations of the six classes that gain most are tried. Of layouts whose
-    step times differ by at most 2 %, that with the fewest operations whose collectives XLA may choose is the best (see
-    `Estimate`). The result is deterministic, unless the time limit ends the search.
+    `search` traces the train step once and evaluates each candidate in milliseconds. Candidates are the presets
+    `data_parallel`, `fully_sharded`, `tensor_parallel` and `hybrid`, and what improves on them: classes of dims (see
+    `dim_classes`) are sharded over the axes, each over one, and one class after the other changes as long as the
+    objective improves. Weights are unsharded or fully sharded over the axes of the batch. If memory is the objective or
+    is short, repeated blocks are also recomputed in the backward pass.
+
+    The presets and the best three others are then traced under their layouts. With a target they are compiled, too, in
+    several processes, and ranked by their compiled steps. `explanation` and `not_compiled` of the result say what was
+    not compiled, and why. Without any compiled step candidates are ranked by propagated figures. The result is
+    deterministic, unless the time limit ends the search.
 
     A compiled model that is made under it, by `set_distribution` or `scope`, gets its layout from the first batch of
     `fit`. This requires arrays as data, and weights that do not exist yet. Otherwise call `search`.
@@ -70,12 +88,13 @@ class AutoParallel(Distribution):
             which all meshes `data` x `model` are tried. By default all devices of the job.
         objective: the quantity to minimize: `"step_time"`, or `"memory"` of a device.
         target: the machine to optimize for, such as `"v5p:4x4x4"`; see `planner.target`. Step times are estimated for
-            it, its devices are the default, and the best three candidates with different steps are compiled for it, if
-            the extra for that is installed. By default step times are estimated for the devices of the mesh.
+            it, its devices are the default, and presets and the best other candidates are compiled for it, if the extra
+            for that is installed. By default step times are estimated for the devices of the mesh.
         memory_limit: memory of a device [bytes]. By default from the target, or from the devices. Candidates that
             exceed it rank last; if none fits, `search` warns, and `fits` of its result is False.
         compiles: whether the best candidates are compiled for the target.
-        time_limit_seconds: longest search; then the best candidate so far is taken [s].
+        time_limit_seconds: longest search, of which candidates that are not presets take at most half; then the best
+            candidate so far is taken [s].
 
     Raises:
         DistributionError: an argument has a wrong value.
@@ -169,55 +188,57 @@ class AutoParallel(Distribution):
         """
         step = model_or_factory, batch, optimizer, loss
         traced = functools.cache(functools.partial(self._traced, step))
-        candidates, are_all = list[Candidate](), False
+        ranked = _Ranked([], 0)
 
         def run() -> dict[str, Any]:
-            nonlocal candidates, are_all
-            candidates, are_all = self._ranked(step, traced)
-            return dataclasses.asdict(candidates[0])
+            nonlocal ranked
+            ranked = self._ranked(step, traced)
+            return dataclasses.asdict(ranked.candidates[0])
 
         # deadlines end the searches of processes at other points
         is_job = bool(_existing(self.device_mesh)) and is_shared(self.device_mesh)
         best = Candidate.of(Rendezvous("AutoParallel").each(run, dict)[0] if is_job else run())
-        candidates = [best, *(each for each in candidates if not each.is_like(best))]
-        mesh, limit = self._mesh_of(best.mesh), self.memory_limit
-        found = result_of(best, candidates, traced(best.remat), mesh, limit, is_complete=are_all)
+        candidates = [best, *(each for each in ranked.candidates if not each.is_like(best))]
+        mesh, (_, *notes) = self._mesh_of(best.mesh), ranked
+        found = result_of(best, candidates, traced(best.remat), mesh, self.memory_limit, *notes)
         if found.fits is False:
             warnings.warn(found.explanation[0], LayoutWarning, stacklevel=2)
         return found
 
-    def _ranked(
-        self, step: tuple[Any, ...], traced: Callable[[str | None], DimClasses]
-    ) -> tuple[list[Candidate], bool]:
-        """Return the candidates, the best first, and whether all were tried. `traced` returns the step by `remat`."""
+    def _ranked(self, step: tuple[Any, ...], traced: Callable[[str | None], DimClasses]) -> _Ranked:
+        """Return the candidates, the best first. `traced` returns the step by `remat`."""
         deadline = time.monotonic() + self.time_limit_seconds
-        search = Search(traced(None), self.objective, self.memory_limit, self._machine, deadline)
+        until = deadline - self.time_limit_seconds * _PART_OF_SCREENING
+        search = Search(traced(None), self.objective, self.memory_limit, self._machine, until)
         best = search.run(self._meshes())
         rule = blocks_of(traced(None))
         is_short = self.memory_limit is not None and best.nbytes > self.memory_limit
         if rule is not None and (is_short or self.objective == "memory"):
             search.classes, search.remat = traced(rule), rule
             search.run(self._meshes())
-        candidates = self._surest_first(sorted(search.candidates, key=search.rank))
-        if self.target is not None and self.compiles and is_chief():
-            first = _distinct(candidates)[:_MOST_COMPILED]
-            rest = [each for each in candidates if not any(each is one for one in first)]
-            first = [self._compiled(each, traced(each.remat), step, deadline) for each in first]
-            if rest and all(self._is_too_large(each) for each in first):
-                smallest = min(rest, key=lambda each: each.nbytes)
-                rest.remove(smallest)
-                first.append(self._compiled(smallest, traced(smallest.remat), step, deadline))
-            candidates = [*sorted(first, key=self._rank_compiled), *rest]
-        return candidates, not search.skipped
-
-    def _surest_first(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Move the candidate to the front that has the fewest doubts of those that are as fast as the best."""
-        best = candidates[0]
-        if self.objective != "step_time" or self._is_too_large(best):
-            return candidates
-        fast = (each for each in candidates if each.step_seconds <= (1 + _EQUAL) * best.step_seconds)
-        surest = min((each for each in fast if not self._is_too_large(each)), key=lambda each: each.doubts)
-        return [surest, *(each for each in candidates if each is not surest)]
+        candidates = sorted(search.candidates, key=search.rank)
+        if not is_chief():
+            return _Ranked(candidates, search.skipped)
+        presets = [each for each in search.presets if each.remat == candidates[0].remat]
+        asked = sorted([*presets, *_distinct(candidates, presets)[:_MOST_COMPILED]], key=search.rank)
+        rest = [each for each in candidates if not any(each.is_like(one) for one in asked)]
+        measured = functools.partial(self._measured, traced=traced, step=step, deadline=deadline)
+        if self.target is None or not self.compiles:
+            found, _ = measured(asked)
+            return _Ranked([*sorted(found, key=search.rank), *rest], search.skipped)
+        try:
+            with Compilers(self.target) as compilers:
+                found, reasons = measured(asked, compilers=compilers)
+                if rest and not reasons and all(self._is_too_large(each) for each in found):
+                    smallest = min(rest, key=lambda each: each.nbytes)
+                    rest.remove(smallest)
+                    more, reasons = measured([smallest], compilers=compilers)
+                    found += more
+        except MissingExtraError as error:
+            found, _ = measured(asked)
+            reasons = [f"{error.summary} ({error.fix})"] * len(found)
+        rank = functools.partial(self._rank_compiled, others=search.rank)
+        return _Ranked([*sorted(found, key=rank), *rest], search.skipped, len(found), reasons)
 
     def _traced(self, step: tuple[Any, ...], remat: str | None) -> DimClasses:
         model, batch, optimizer, loss = step
@@ -227,30 +248,42 @@ class AutoParallel(Distribution):
             program = trace_step(model, batch, one_device, optimizer, loss, platform=platform, remat=remat)
         return classes_of(program, one_device.own_names)
 
-    def _compiled(self, candidate: Candidate, classes: DimClasses, step: tuple[Any, ...], deadline: float) -> Candidate:
-        """Return a candidate with the figures of its compiled step; unchanged if it cannot be compiled in time."""
-        left, machine = deadline - time.monotonic(), self.target
-        if machine is None or left <= 0:
-            return candidate
-        distribution, _, _ = distribution_of(candidate, classes, self._mesh_of(candidate.mesh))
-        model, batch, optimizer, loss = step
-        program = trace_step(
-            model, batch, distribution, optimizer, loss, platform=machine.platform, remat=candidate.remat
-        )
-        verdict = judge(program, propagate(program.lowered), machine, compiles=True, timeout_seconds=left)
-        if verdict.compiled is None:
-            return candidate
-        seconds = verdict.roofline.serial_step_seconds
-        return dataclasses.replace(candidate, compiled_seconds=seconds, compiled_nbytes=verdict.compiled.peak_nbytes)
+    def _measured(
+        self,
+        asked: Sequence[Candidate],
+        traced: Callable[[str | None], DimClasses],
+        step: tuple[Any, ...],
+        deadline: float,
+        compilers: Compilers | None = None,
+    ) -> tuple[list[Candidate], list[str]]:
+        """Return candidates with the figures of their own steps, also compiled, and why some are not compiled."""
+        platform, (model, batch, optimizer, loss) = self.target and self.target.platform, step
+        pending = list[tuple[Candidate, Callable[..., float], Callable[[], CompiledFigures] | None]]()
+        for each in asked:
+            left, mesh = deadline - time.monotonic(), self._mesh_of(each.mesh)
+            if left <= 0:
+                break
+            distribution, _, _ = distribution_of(each, traced(each.remat), mesh)
+            options: Any = {"platform": platform, "remat": each.remat}
+            lowered, figures = trace_step(model, batch, distribution, optimizer, loss, **options).lowered, None
+            if compilers is not None:
+                figures = start(compilers, lowered, mesh.axis_sizes, mesh.device_names, left)
+            own = propagate(lowered)
+            moved, names = sum(each.nbytes_per_step for each in own.collectives), mesh.device_names
+            of_step = functools.partial(step_seconds, each.mesh, own, self._machine, names)
+            pending.append((dataclasses.replace(each, step_seconds=of_step(), moved_nbytes=moved), of_step, figures))
+        late = [(each, _LATE) for each in asked[len(pending) :]]
+        found = [*(_with_figures(*each) for each in pending), *late]
+        return [each for each, _ in found], [reason for _, reason in found if reason]
 
     def _is_too_large(self, candidate: Candidate) -> bool:
         return self.memory_limit is not None and candidate.peak_nbytes > self.memory_limit
 
-    def _rank_compiled(self, candidate: Candidate) -> tuple[float, ...]:
+    def _rank_compiled(self, candidate: Candidate, others: Callable[[Candidate], Rank]) -> Rank:
         """Sort key of a compiled candidate; lower is better. Candidates that were not compiled come last."""
         seconds, nbytes = candidate.compiled_seconds, candidate.compiled_nbytes
         if seconds is None or nbytes is None:
-            return (1.0,)
+            return (1.0, *others(candidate))
         over = max(0, nbytes - self.memory_limit) if self.memory_limit is not None else 0
         return (0.0, over, *((seconds, nbytes) if self.objective == "step_time" else (nbytes, seconds)))
 
@@ -285,18 +318,43 @@ class AutoParallel(Distribution):
         return DeviceMesh(sizes, devices=self._devices)
 
 
-def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
+class _Ranked(NamedTuple):
+    """Candidates, the best first, and what was left out."""
+
+    candidates: list[Candidate]
+    skipped: int  # not tried
+    to_compile: int = 0
+    reasons: Sequence[str] = ()  # why candidates were not compiled
+
+
+def _with_figures(
+    candidate: Candidate, of_step: Callable[..., float], figures: Callable[[], CompiledFigures] | None
+) -> tuple[Candidate, str]:
+    """Return a candidate with the figures of its compiled step, or unchanged with the reason why there are none."""
+    if figures is None:
+        return candidate, ""
+    try:
+        found = figures()
+    except CompilationTimeoutError:
+        return candidate, _LATE
+    except CompilationError as error:
+        return candidate, f"{error.summary}: {error.given}"
+    seconds, nbytes = of_step(compiled=found), found.peak_nbytes
+    return dataclasses.replace(candidate, compiled_seconds=seconds, compiled_nbytes=nbytes), ""
+
+
+def _distinct(candidates: Sequence[Candidate], known: Sequence[Candidate]) -> list[Candidate]:
     """Leave out candidates with the time, exchanged bytes and memory of an earlier one: their programs are alike."""
     found: list[Candidate] = []
     for each in candidates:
-        if not any(_is_alike(each, other) for other in found):
+        if not any(_is_alike(each, other) for other in (*known, *found)):
             found.append(each)
     return found
 
 
 def _is_alike(one: Candidate, other: Candidate) -> bool:
     first, second = ((each.step_seconds, each.moved_nbytes, each.nbytes) for each in (one, other))
-    are_close = all(math.isclose(*pair, rel_tol=_EQUAL / 2) for pair in zip(first, second, strict=True))
+    are_close = all(math.isclose(*pair, rel_tol=_EQUAL) for pair in zip(first, second, strict=True))
     return are_close and one.remat == other.remat
 
 
