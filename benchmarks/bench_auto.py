@@ -34,8 +34,8 @@ AUTO, MEGATRON, FSDP, HYBRID, DATA, PARALLAX = LAYOUTS = (
 )  # fmt: skip
 BY_HAND = (MEGATRON, FSDP, HYBRID, DATA)
 MODEL_AXIS = 4
-LEVEL = "O1"
-"""XLA's level of optimization: at its default a step is compiled for 70 seconds of a core, here for 6."""
+LEVEL = "O0"
+"""XLA's level of optimization: at its default a step is compiled for 40 seconds of a core and more, here for 4."""
 SECONDS = 1800
 """Time limit of a search, and of compiling."""
 RECORD = m.RESULTS / "auto.json"
@@ -63,6 +63,7 @@ def costs(
     how = "adam", loss_of(planned)
     found: dict[str, Any] = {}
     waiting: list[tuple[str, Any]] = []
+    started: dict[str, Any] = {}
     with Compilers(machine) as compilers:
         for name in names:
             try:
@@ -76,7 +77,9 @@ def costs(
             found[name] = {**notes, "distribution": described(distribution), **figures(program, step, machine, None)}
             if compiles:
                 asked = program.lowered, mesh.axis_sizes, mesh.device_names, SECONDS
-                waiting.append((name, (program, step, start(compilers, *asked))))
+                text = program.lowered.as_text()  # layouts of equal programs are compiled once
+                started[text] = started.get(text) or start(compilers, *asked)
+                waiting.append((name, (program, step, started[text])))
         for name, (program, step, compiled) in waiting:
             found[name] |= figures(program, step, machine, compiled())
     return found
@@ -89,8 +92,7 @@ def by_name(
     if name != AUTO:
         return by_hand(planned, target, name, layouts), {}
     started = time.perf_counter()
-    mesh = mesh_of(target, mesh_by_hand(target))
-    auto = kd.planner.AutoParallel(mesh, target=target, compiles=compiles, time_limit_seconds=SECONDS)
+    auto = kd.planner.AutoParallel(target=target, compiles=compiles, time_limit_seconds=SECONDS)
     found = auto.search(*what, *how)
     return found.distribution, {
         "seconds_to_find": time.perf_counter() - started,

@@ -59,17 +59,17 @@ def _floats(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 _FULL = types.SimpleNamespace(
-    decoder=decoders.Sizes(layers=2, embed=1024, mlp=2816, heads=16, kv_heads=8, vocab=32768),
-    experts=(decoders.Sizes(layers=2, embed=512, mlp=2048, heads=8, kv_heads=8, vocab=32768), 16),
-    encoder={"vocab": 30592, "length": 512, "embed": 1024, "mlp": 4096, "heads": 16, "layers": 2},
-    vit={"image": 224, "patch": 16, "embed": 1024, "mlp": 4096, "heads": 16, "layers": 2, "classes": 1000},
-    mixer={"tokens": 196, "embed": 1024, "token_mlp": 512, "mlp": 4096, "layers": 2, "classes": 1000},
+    decoder=decoders.Sizes(layers=1, embed=1024, mlp=2816, heads=16, kv_heads=8, vocab=32768),
+    experts=(decoders.Sizes(layers=1, embed=512, mlp=2048, heads=8, kv_heads=8, vocab=32768), 16),
+    encoder={"vocab": 30592, "length": 512, "embed": 1024, "mlp": 4096, "heads": 16, "layers": 1},
+    vit={"image": 224, "patch": 16, "embed": 1024, "mlp": 4096, "heads": 16, "layers": 1, "classes": 1000},
+    mixer={"tokens": 196, "embed": 1024, "token_mlp": 512, "mlp": 4096, "layers": 1, "classes": 1000},
     resnet=({"width": 128, "stages": (1, 1, 1, 1), "classes": 1000}, 128),
     unet=({"channels": (320, 640), "numbers": 4}, 32),
-    state_space={"vocab": 32768, "embed": 1024, "inner": 2048, "state": 128, "heads": 32, "chunk": 128, "layers": 2},
+    state_space={"vocab": 32768, "embed": 1024, "inner": 2048, "state": 128, "heads": 32, "chunk": 128, "layers": 1},
     recommender={"tables": (2**20,) * 8, "embed": 128, "mlp": (1024, 1024, 512)},
-    ours=decoders.Sizes(layers=2, embed=1024, mlp=4096, heads=16, kv_heads=16, vocab=32768),
-    time_mix={"vocab": 32768, "embed": 1024, "mlp": 4096, "layers": 2},
+    ours=decoders.Sizes(layers=1, embed=1024, mlp=4096, heads=16, kv_heads=16, vocab=32768),
+    time_mix={"vocab": 32768, "embed": 1024, "mlp": 4096, "layers": 1},
     segmenter=({"channels": (64, 128, 256), "classes": 32}, 64),
     towers={"users": 2**20, "items": 2**18, "embed": 256, "mlp": 1024},
     windows=({"embed": 256, "heads": 8, "window": 7, "classes": 1000}, 112),
@@ -78,7 +78,7 @@ _FULL = types.SimpleNamespace(
     images=16,
     clicks=2048,
 )
-"""Sizes of 2 to 1,100 million parameters, in few layers: XLA for TPUs compiles each program for a minute."""
+"""Sizes of 1 to 1,100 million parameters, with one block: XLA for TPUs compiles each program for a minute."""
 
 _TINY = types.SimpleNamespace(
     decoder=decoders.TINY,

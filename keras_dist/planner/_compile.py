@@ -6,11 +6,12 @@ and answers with a line. Nothing runs on a device.
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import pathlib
+import queue
 import sys
+import threading
 import time
 from typing import Any
 
@@ -22,17 +23,23 @@ from keras_dist.planner.hlo import parse_program
 
 
 def main() -> None:
-    """Compile the programs in the folders that standard input names."""
-    answers = os.fdopen(os.dup(1), "w")
+    """Compile the programs in the folders that standard input names, until it ends: the parent has exited then."""
+    answers, folders = os.fdopen(os.dup(1), "w"), queue.SimpleQueue[str]()
     os.dup2(2, 1)  # compilers may print
-    for line in sys.stdin:
-        _compile_in(pathlib.Path(line.rstrip("\n")))
+    threading.Thread(target=_read, args=(folders,), daemon=True).start()
+    while True:
+        _compile_in(pathlib.Path(folders.get()))
         print("done", file=answers, flush=True)
+
+
+def _read(folders: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        folders.put(line.rstrip("\n"))
+    os._exit(0)  # also while a program is compiled
 
 
 def _compile_in(folder: pathlib.Path) -> None:
     request = json.loads((folder / "request.json").read_text("utf-8"))
-    faulthandler.dump_traceback_later(request["timeout_seconds"], exit=True)  # also after the death of the parent
     began = time.perf_counter()
     try:
         compiled = _compiled(request, (folder / "program.mlirbc").read_bytes())
@@ -41,7 +48,6 @@ def _compile_in(folder: pathlib.Path) -> None:
     else:
         answer = _figures(compiled, request["mesh"], request["slices"])
     (folder / "answer.json").write_text(json.dumps({**answer, "seconds": time.perf_counter() - began}), "utf-8")
-    faulthandler.cancel_dump_traceback_later()
 
 
 def _compiled(request: dict[str, Any], bytecode: bytes) -> Any:

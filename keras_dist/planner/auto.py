@@ -199,7 +199,7 @@ class AutoParallel(Distribution):
         is_job = bool(_existing(self.device_mesh)) and is_shared(self.device_mesh)
         best = Candidate.of(Rendezvous("AutoParallel").each(run, dict)[0] if is_job else run())
         candidates = [best, *(each for each in ranked.candidates if not each.is_like(best))]
-        mesh, (_, *notes) = self._mesh_of(best.mesh), ranked
+        mesh, notes = self._mesh_of(best.mesh), (ranked.skipped, ranked.to_compile, ranked.reasons)
         found = result_of(best, candidates, traced(best.remat), mesh, self.memory_limit, *notes)
         if found.fits is False:
             warnings.warn(found.explanation[0], LayoutWarning, stacklevel=2)

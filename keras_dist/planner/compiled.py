@@ -152,9 +152,8 @@ def start(
         "slices": [place.slice_index for place in places.flat],
         "free_arguments": free_arguments,
         "free_results": free_results,
-        "timeout_seconds": timeout_seconds,
     }
-    answer, nbytes = compilers.submit(request, bytecode), shardy.argument_nbytes(lowered)
+    answer, nbytes = compilers.submit(request, bytecode, timeout_seconds), shardy.argument_nbytes(lowered)
     return lambda: _read(target, answer.result(), nbytes)
 
 

@@ -64,17 +64,16 @@ class Compilers:
             process.communicate()
         self._folder.cleanup()
 
-    def submit(self, request: Mapping[str, Any], bytecode: bytes) -> Future[dict[str, Any]]:
-        """Return the answer of a process to a request, which has its time limit as `timeout_seconds` from now."""
-        return self._threads.submit(self._answer, request, bytecode, time.monotonic() + request["timeout_seconds"])
+    def submit(self, request: Mapping[str, Any], bytecode: bytes, timeout_seconds: float) -> Future[dict[str, Any]]:
+        """Return the answer of a process to a request, with a time limit from now [s]."""
+        return self._threads.submit(self._answer, request, bytecode, timeout_seconds, time.monotonic())
 
-    def _answer(self, request: Mapping[str, Any], bytecode: bytes, deadline: float) -> dict[str, Any]:
+    def _answer(self, request: Mapping[str, Any], bytecode: bytes, timeout: float, began: float) -> dict[str, Any]:
         folder = pathlib.Path(tempfile.mkdtemp(dir=self._folder.name))
-        left = max(deadline - time.monotonic(), 1e-3)
-        (folder / "request.json").write_text(json.dumps({**request, "timeout_seconds": left}), "utf-8")
+        (folder / "request.json").write_text(json.dumps(request), "utf-8")
         (folder / "program.mlirbc").write_bytes(bytecode)
         process = self._process()
-        timer = threading.Timer(left, process.kill)
+        timer = threading.Timer(max(0.0, began + timeout - time.monotonic()), process.kill)
         timer.start()
         try:
             is_done = _asked(process, folder)
@@ -86,7 +85,7 @@ class Compilers:
             return json.loads(answer.read_text("utf-8"))
         process.kill()
         code = process.wait()
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= began + timeout:
             summary = f"compiling for {self.target.name!r} took too long"
             given, fix = (
                 f"timeout_seconds={request['timeout_seconds']:g}",
