@@ -1,7 +1,6 @@
-"""The process that compiles programs for a target: `python -m keras_dist.planner._compile`.
+"""The process that compiles a program for a target: `python -m keras_dist.planner._compile FOLDER`.
 
-Standard input names folders, one a line. It reads `request.json` and `program.mlirbc` in each, writes `answer.json`,
-and answers with a line. Nothing runs on a device.
+It reads `request.json` and `program.mlirbc` in the folder, and writes `answer.json`. Nothing runs on a device.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import queue
 import sys
 import threading
 import time
@@ -22,23 +20,9 @@ from keras_dist._unstable import shardy
 from keras_dist.planner.hlo import parse_program
 
 
-def main() -> None:
-    """Compile the programs in the folders that standard input names, until it ends: the parent has exited then."""
-    answers, folders = os.fdopen(os.dup(1), "w"), queue.SimpleQueue[str]()
-    os.dup2(2, 1)  # compilers may print
-    threading.Thread(target=_read, args=(folders,), daemon=True).start()
-    while True:
-        _compile_in(pathlib.Path(folders.get()))
-        print("done", file=answers, flush=True)
-
-
-def _read(folders: queue.SimpleQueue[str]) -> None:
-    for line in sys.stdin:
-        folders.put(line.rstrip("\n"))
-    os._exit(0)  # also while a program is compiled
-
-
-def _compile_in(folder: pathlib.Path) -> None:
+def main(folder: pathlib.Path) -> None:
+    """Compile the program in a folder."""
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     request = json.loads((folder / "request.json").read_text("utf-8"))
     began = time.perf_counter()
     try:
@@ -48,6 +32,12 @@ def _compile_in(folder: pathlib.Path) -> None:
     else:
         answer = _figures(compiled, request["mesh"], request["slices"])
     (folder / "answer.json").write_text(json.dumps({**answer, "seconds": time.perf_counter() - began}), "utf-8")
+
+
+def _exit_with_parent() -> None:
+    """Exit where standard input ends, of which the parent holds the other end, also while a program is compiled."""
+    os.read(0, 1)
+    os._exit(1)
 
 
 def _compiled(request: dict[str, Any], bytecode: bytes) -> Any:
@@ -77,4 +67,4 @@ def _figures(compiled: Any, mesh: dict[str, int], slices: list[int]) -> dict[str
 
 
 if __name__ == "__main__":
-    main()
+    main(pathlib.Path(sys.argv[1]))

@@ -6,6 +6,7 @@ Element-wise work of the optimizer is left out: the bytes are equal, and half th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -47,7 +48,7 @@ from keras_dist.planner.compiled import CompiledFigures, start
 from keras_dist.planner.compilers import Compilers
 from keras_dist.planner.dim_classes import DimClasses, OneDevice, classes_of
 from keras_dist.planner.propagation import propagate
-from keras_dist.planner.search import Candidate, Objective, Rank, Search, blocks_of, meshes_of, step_seconds
+from keras_dist.planner.search import Candidate, Objective, Search, blocks_of, meshes_of, step_seconds
 from keras_dist.planner.search_result import SearchResult, distribution_of, result_of
 from keras_dist.planner.targets import Target, as_target, devices, target_of
 from keras_dist.planner.targets import target as target_named
@@ -222,23 +223,17 @@ class AutoParallel(Distribution):
         presets = [each for each in search.presets if each.remat == candidates[0].remat]
         asked = sorted([*presets, *_distinct(candidates, presets)[:_MOST_COMPILED]], key=search.rank)
         rest = [each for each in candidates if not any(each.is_like(one) for one in asked)]
-        measured = functools.partial(self._measured, traced=traced, step=step, deadline=deadline)
-        if self.target is None or not self.compiles:
-            found, _ = measured(asked)
-            return _Ranked([*sorted(found, key=search.rank), *rest], search.skipped)
-        try:
-            with Compilers(self.target) as compilers:
-                found, reasons = measured(asked, compilers=compilers)
-                if rest and not reasons and all(self._is_too_large(each) for each in found):
-                    smallest = min(rest, key=lambda each: each.nbytes)
-                    rest.remove(smallest)
-                    more, reasons = measured([smallest], compilers=compilers)
-                    found += more
-        except MissingExtraError as error:
-            found, _ = measured(asked)
-            reasons = [f"{error.summary} ({error.fix})"] * len(found)
-        rank = functools.partial(self._rank_compiled, others=search.rank)
-        return _Ranked([*sorted(found, key=rank), *rest], search.skipped, len(found), reasons)
+        compiles = self.target is not None and self.compiles
+        with Compilers(self.target) if self.target and self.compiles else contextlib.nullcontext() as compilers:
+            measured = functools.partial(self._measured, traced, step, deadline, compilers)
+            found, reasons = measured(asked)
+            if rest and compiles and not reasons and all(self._is_too_large(each) for each in found):
+                smallest = min(rest, key=lambda each: each.nbytes)
+                rest.remove(smallest)
+                more, reasons = measured([smallest])
+                found += more
+        ranked = [*sorted(found, key=search.rank), *rest]
+        return _Ranked(ranked, search.skipped, len(found) if compiles else 0, reasons)
 
     def _traced(self, step: tuple[Any, ...], remat: str | None) -> DimClasses:
         model, batch, optimizer, loss = step
@@ -250,11 +245,11 @@ class AutoParallel(Distribution):
 
     def _measured(
         self,
-        asked: Sequence[Candidate],
         traced: Callable[[str | None], DimClasses],
         step: tuple[Any, ...],
         deadline: float,
-        compilers: Compilers | None = None,
+        compilers: Compilers | None,
+        asked: Sequence[Candidate],
     ) -> tuple[list[Candidate], list[str]]:
         """Return candidates with the figures of their own steps, also compiled, and why some are not compiled."""
         platform, (model, batch, optimizer, loss) = self.target and self.target.platform, step
@@ -265,12 +260,12 @@ class AutoParallel(Distribution):
                 break
             distribution, _, _ = distribution_of(each, traced(each.remat), mesh)
             options: Any = {"platform": platform, "remat": each.remat}
-            lowered, figures = trace_step(model, batch, distribution, optimizer, loss, **options).lowered, None
-            if compilers is not None:
-                figures = start(compilers, lowered, mesh.axis_sizes, mesh.device_names, left)
+            lowered = trace_step(model, batch, distribution, optimizer, loss, **options).lowered
+            names = mesh.device_names
+            figures = None if compilers is None else start(compilers, lowered, mesh.axis_sizes, names, left)
             own = propagate(lowered)
-            moved, names = sum(each.nbytes_per_step for each in own.collectives), mesh.device_names
             of_step = functools.partial(step_seconds, each.mesh, own, self._machine, names)
+            moved = sum(collective.nbytes_per_step for collective in own.collectives)
             pending.append((dataclasses.replace(each, step_seconds=of_step(), moved_nbytes=moved), of_step, figures))
         late = [(each, _LATE) for each in asked[len(pending) :]]
         found = [*(_with_figures(*each) for each in pending), *late]
@@ -278,14 +273,6 @@ class AutoParallel(Distribution):
 
     def _is_too_large(self, candidate: Candidate) -> bool:
         return self.memory_limit is not None and candidate.peak_nbytes > self.memory_limit
-
-    def _rank_compiled(self, candidate: Candidate, others: Callable[[Candidate], Rank]) -> Rank:
-        """Sort key of a compiled candidate; lower is better. Candidates that were not compiled come last."""
-        seconds, nbytes = candidate.compiled_seconds, candidate.compiled_nbytes
-        if seconds is None or nbytes is None:
-            return (1.0, *others(candidate))
-        over = max(0, nbytes - self.memory_limit) if self.memory_limit is not None else 0
-        return (0.0, over, *((seconds, nbytes) if self.objective == "step_time" else (nbytes, seconds)))
 
     @property
     def num_model_replicas(self) -> int:
@@ -337,25 +324,24 @@ def _with_figures(
         found = figures()
     except CompilationTimeoutError:
         return candidate, _LATE
-    except CompilationError as error:
-        return candidate, f"{error.summary}: {error.given}"
+    except (CompilationError, MissingExtraError) as error:
+        return candidate, f"{error.summary} ({error.fix if isinstance(error, MissingExtraError) else error.given})"
     seconds, nbytes = of_step(compiled=found), found.peak_nbytes
     return dataclasses.replace(candidate, compiled_seconds=seconds, compiled_nbytes=nbytes), ""
 
 
 def _distinct(candidates: Sequence[Candidate], known: Sequence[Candidate]) -> list[Candidate]:
     """Leave out candidates with the time, exchanged bytes and memory of an earlier one: their programs are alike."""
-    found: list[Candidate] = []
+    found = list(known)
     for each in candidates:
-        if not any(_is_alike(each, other) for other in (*known, *found)):
+        if not any(_is_alike(each, other) for other in found):
             found.append(each)
-    return found
+    return found[len(known) :]
 
 
 def _is_alike(one: Candidate, other: Candidate) -> bool:
-    first, second = ((each.step_seconds, each.moved_nbytes, each.nbytes) for each in (one, other))
-    are_close = all(math.isclose(*pair, rel_tol=_EQUAL) for pair in zip(first, second, strict=True))
-    return are_close and one.remat == other.remat
+    pairs = [(getattr(one, name), getattr(other, name)) for name in ("step_seconds", "moved_nbytes", "nbytes")]
+    return one.remat == other.remat and all(math.isclose(*pair, rel_tol=_EQUAL) for pair in pairs)
 
 
 def _existing(mesh: DeviceMesh) -> list[Device]:

@@ -7,16 +7,17 @@ but their programs need other memory.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 
 from keras_dist._support.arguments import check_axis_sizes, check_kind, check_number
 from keras_dist._support.extras import import_extra
 from keras_dist._unstable import shardy
-from keras_dist.errors import MeshError
+from keras_dist.errors import MeshError, MissingExtraError
 from keras_dist.planner.compilers import Compilers, not_compiled
 from keras_dist.planner.propagation import Collective, Kind, nbytes_by_axes
 from keras_dist.planner.targets import Chip, Target, as_target, places_in_mesh
@@ -140,13 +141,16 @@ def start(
     timeout_seconds: float,
 ) -> Callable[[], CompiledFigures]:
     """Start to compile a program, as `compile_for`; the result waits for its figures, or raises."""
-    target = compilers.target
-    sizes = dict(shardy.mesh_of(lowered)) if mesh is None else check_axis_sizes("mesh", mesh, MeshError)
-    sizes = sizes or {"devices": 1}
+    target, sizes = compilers.target, dict(shardy.mesh_of(lowered))
+    sizes = (sizes if mesh is None else check_axis_sizes("mesh", mesh, MeshError)) or {"devices": 1}
     places = places_in_mesh(target, tuple(sizes.values()), devices)
     bytecode, free_arguments, free_results = shardy.program_of(lowered)
+    try:
+        topology = _topology(target)
+    except MissingExtraError as error:
+        return functools.partial(_raise, error)
     request = {
-        "topology": _topology(target),
+        "topology": topology,
         "mesh": sizes,
         "devices": [place.id for place in places.flat],
         "slices": [place.slice_index for place in places.flat],
@@ -155,6 +159,10 @@ def start(
     }
     answer, nbytes = compilers.submit(request, bytecode, timeout_seconds), shardy.argument_nbytes(lowered)
     return lambda: _read(target, answer.result(), nbytes)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def figures(program: StepProgram, target: str | Target, *, timeout_seconds: float = 600) -> CompiledFigures:

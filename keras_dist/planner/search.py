@@ -23,7 +23,6 @@ from keras_dist.planner.targets import Target
 from keras_dist.planner.verdict import bound_nbytes
 
 Objective = Literal["step_time", "memory"]
-Rank = tuple[float, ...]
 
 TENSOR_PARALLEL = ("heads", "mlp", "vocab", "channels")
 """Classes that tensor parallelism shards; see `presets.tensor_parallel`."""
@@ -110,7 +109,7 @@ class Search:
         meshes, first = list(meshes), len(self.candidates)
         for place, sizes in enumerate(meshes):
             for rules in self._rules_of_presets(sizes, has_batch=place == 0):
-                _ = self._known(sizes, rules) or self._try(sizes, rules, is_preset=True)
+                self._try(sizes, rules, is_preset=True)
         self.presets += (each for each in self.candidates[first:] if not each.shard_optimizer)
         for sizes in meshes:
             self._on(sizes, tuple(sizes)[:1])
@@ -130,14 +129,14 @@ class Search:
     def _on(self, sizes: Mapping[str, int], batch_axes: tuple[str, ...]) -> None:
         """Improve on a sharded batch, and on tensor parallelism, over one further axis after the other."""
         rules: dict[str, Axis] = {"batch": _joined(batch_axes)}
-        best = self._known(sizes, rules) or self._try(sizes, rules)
+        best = self._try(sizes, rules)
         for axis in [name for name in [*sizes][1:] if sizes[name] > 1]:
             if best is None:
                 return
             names = [name for name in tensor_classes(self.classes, sizes[axis]) if name not in best.rules]
             rules = {**best.rules, **dict.fromkeys(names, axis)}
-            tensor = self._known(sizes, rules) or self._try(sizes, rules)
-            best = min((self._improved(each, axis) for each in (best, tensor) if each), key=self.rank)
+            starts = filter(None, (best, self._try(sizes, rules)))
+            best = min((self._improved(each, axis) for each in starts), key=self.rank)
 
     def _improved(self, best: Candidate, axis: str) -> Candidate:
         """Change one class at a time as long as the candidate improves."""
@@ -150,7 +149,7 @@ class Search:
                 rules |= {} if name in mine else {name: axis}
                 over = [key for key, axes in rules.items() if axes == axis]
                 if frozenset(over) not in tried and not _clash(over, self.classes):
-                    found = self._known(best.mesh, rules) or self._try(best.mesh, rules)
+                    found = self._try(best.mesh, rules)
                     if found is not None:
                         tried[frozenset(over)] = found
             better = min([best, *tried.values()], key=self.rank)
@@ -164,13 +163,11 @@ class Search:
             if each.name not in base.rules and any(parts % shards == 0 for parts in each.parts):
                 yield each
 
-    def _known(self, sizes: Mapping[str, int], rules: Mapping[str, Axis]) -> Candidate | None:
-        plain = (each for each in self.candidates if not (each.fully_sharded or each.shard_optimizer))
-        wanted = sizes, rules, self.remat
-        return next((each for each in plain if (each.mesh, each.rules, each.remat) == wanted), None)
-
     def _try(self, sizes: Mapping[str, int], rules: Mapping[str, Axis], *, is_preset: bool = False) -> Candidate | None:
-        """Add a candidate and its fully sharded variants; None after the deadline."""
+        """Return a candidate, added with its fully sharded variants if it is new; None after the deadline."""
+        for each in self.candidates:
+            if each.is_like(Candidate(sizes, rules, False, 0.0, 0, 0, 0, remat=self.remat)):
+                return each
         if time.monotonic() > self.deadline and not is_preset:
             self.skipped += 1
             return None
@@ -220,11 +217,13 @@ class Search:
         self.candidates.append(found)
         return self.candidates[-1]
 
-    def rank(self, candidate: Candidate) -> Rank:
-        """Sort key of a candidate; lower is better: first memory overflow, then the objective."""
-        over = max(0, candidate.nbytes - self.memory_limit) if self.memory_limit is not None else 0
-        ranked = candidate.step_seconds, candidate.nbytes
-        return (over, *(ranked if self.objective == "step_time" else reversed(ranked)), len(candidate.rules))
+    def rank(self, candidate: Candidate) -> tuple[float, ...]:
+        """Sort key of a candidate; lower is better: compiled ones, then memory overflow, then the objective."""
+        seconds, nbytes = candidate.compiled_seconds, candidate.peak_nbytes
+        over = max(0, nbytes - self.memory_limit) if self.memory_limit is not None else 0
+        ranked = candidate.step_seconds if seconds is None else seconds, nbytes
+        objective = ranked if self.objective == "step_time" else ranked[::-1]
+        return (seconds is None, over, *objective, len(candidate.rules))
 
 
 def tensor_classes(classes: DimClasses, shards: int, kinds: Sequence[str] = TENSOR_PARALLEL) -> list[str]:

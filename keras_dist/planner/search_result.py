@@ -188,10 +188,7 @@ def result_of(
 ) -> SearchResult:
     """Return the result of a search, on the mesh of its best candidate.
 
-    Args:
-        skipped: number of candidates beyond the time limit.
-        to_compile: number of candidates that were to be compiled.
-        reasons: for each of them that was not compiled, the reason.
+    `skipped` candidates were not tried in time; `reasons` say why some of those `to_compile` were not compiled.
     """
     distribution, rules, left = distribution_of(best, classes, mesh)
     lines = [*_explained(best, candidates, classes, left)]

@@ -1,8 +1,8 @@
 """Processes that compile: one that fails or takes too long leaves the answers of the others, and none remains."""
 
 import os
-import pathlib
 import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import CancelledError
@@ -35,41 +35,31 @@ def running():
     return [child for child in psutil.Process().children() if "keras_dist.planner._compile" in child.cmdline()]
 
 
-def endless(self):
-    """A process that reads and never answers."""
-    process = compilers.subprocess.Popen(
-        ["sleep", "600"], stdin=compilers.subprocess.PIPE, stdout=compilers.subprocess.PIPE
-    )
-    self._logs[process] = pathlib.Path(os.devnull)
-    return process
+@pytest.fixture
+def endless(monkeypatch):
+    """Processes that compile never answer."""
+    command = [sys.executable, "-c", "import time; time.sleep(600)", "keras_dist.planner._compile"]
+    run = subprocess.run
+    monkeypatch.setattr(compilers.subprocess, "run", lambda _, **options: run(command, **options))
 
 
 @pytest.mark.multiprocess
-def test_two_processes_compile_several_programs_and_end():
-    programs = [lowered(lambda x, scale=scale: jnp.sum(scale * x)) for scale in range(5)]
+def test_programs_compile_at_the_same_time_and_one_that_dies_is_an_error_of_its_own():
+    scales = 1.0, 2.0, 3.0
     with Compilers(target(MACHINE), 2) as pool:
-        waiting = [start(pool, each, None, None, 300) for each in programs]
-        found = [each() for each in waiting]
-        assert 1 <= len(running()) <= 2, "processes are used again"
-    alone = compile_for(programs[0], MACHINE)
-    assert {each.collectives for each in found} == {alone.collectives} and alone.collectives
-    assert not running()
-
-
-@pytest.mark.multiprocess
-def test_a_process_that_dies_is_an_error_of_its_program_alone():
-    with Compilers(target(MACHINE), 1) as pool:
-        assert start(pool, lowered(), None, None, 300)().collectives
-        (process,) = running()
-        process.suspend()
-        first, second = (start(pool, lowered(), None, None, 300) for _ in range(2))
-        while not pool._idle.empty():  # until the first program is given to the process
+        waiting = [start(pool, lowered(lambda x, scale=scale: jnp.sum(scale * x)), None, None, 300) for scale in scales]
+        while len(processes := running()) < 2:
             time.sleep(0.01)
-        process.kill()
-        with pytest.raises(kd.errors.CompilationError, match="cannot be compiled") as caught:
-            first()
-        assert caught.value.given == "its process exited with code -9"
-        assert second().collectives
+        first = min(processes, key=lambda process: process.create_time())
+        first.kill()
+        errors, found = [], []
+        for each in waiting:
+            try:
+                found.append(each())
+            except kd.errors.CompilationError as error:
+                errors.append(error.given)
+        assert errors == ["its process exited with code -9"]
+        assert [each.nbytes_by_axes() for each in found] == [{("all_reduce", ("rows",)): 4}] * 2
     assert not running()
 
 
@@ -82,49 +72,56 @@ def test_a_process_that_exits_at_once_is_an_error(monkeypatch):
 
 
 @pytest.mark.multiprocess
-def test_a_process_that_takes_too_long_is_killed_and_another_compiles_the_next_program(monkeypatch):
-    with Compilers(target(MACHINE), 1) as pool:
-        with monkeypatch.context() as patch:
-            patch.setattr(Compilers, "_process", endless)
-            late = start(pool, lowered(), None, None, 0.2)
-            with pytest.raises(kd.errors.CompilationTimeoutError, match="took too long") as caught:
-                late()
-        assert "timeout_seconds=0.2" in caught.value.given
-        assert start(pool, lowered(), None, None, 300)().collectives
-        (stopped, *_) = pool._logs
-        assert stopped.poll() == -signal.SIGKILL
+def test_a_process_that_takes_too_long_is_killed(endless):
+    with pytest.raises(kd.errors.CompilationTimeoutError, match="took too long") as caught:
+        compile_for(lowered(), MACHINE, timeout_seconds=0.1)
+    assert "timeout_seconds=0.1" in caught.value.given
     assert not running()
 
 
 @pytest.mark.multiprocess
-def test_nothing_is_left_where_the_context_ends_early(monkeypatch):
-    monkeypatch.setattr(Compilers, "_process", endless)
+def test_time_in_the_queue_counts(endless):
+    began = time.monotonic()
+    with Compilers(target(MACHINE), 1) as pool:
+        waiting = [start(pool, lowered(), None, None, 0.5) for _ in range(5)]
+        for each in waiting:
+            with pytest.raises(kd.errors.CompilationTimeoutError):
+                each()
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.multiprocess
+def test_no_process_is_left_where_the_context_ends_early():
     with pytest.raises(KeyboardInterrupt), Compilers(target(MACHINE), 2) as pool:
         waiting = [start(pool, lowered(), None, None, 600) for _ in range(4)]
-        while len(pool._logs) < 2:
+        while len(running()) < 2:
             time.sleep(0.01)
         raise KeyboardInterrupt
-    assert [process.poll() for process in pool._logs] == [-signal.SIGKILL] * 2
+    assert not running()
     with pytest.raises((kd.errors.CompilationError, CancelledError)):
         waiting[-1]()
 
 
 PARENT = """
-import subprocess, sys, time
-process = subprocess.Popen([sys.executable, "-P", "-m", "keras_dist.planner._compile"], stdin=subprocess.PIPE)
+import os, pathlib, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1])
+os.mkfifo(folder / "request.json")  # reading it does not end
+process = subprocess.Popen(
+    [sys.executable, "-P", "-m", "keras_dist.planner._compile", folder], stdin=subprocess.PIPE
+)
 print(process.pid, flush=True)
 time.sleep(600)
 """
 
 
 @pytest.mark.multiprocess
-def test_the_process_ends_where_its_parent_is_killed():
-    parent = Python("-c", PARENT)
+def test_the_process_ends_where_its_parent_is_killed(tmp_path):
+    parent = Python("-c", PARENT, tmp_path)
     while not (printed := parent.printed()[0]).endswith("\n"):
         time.sleep(0.05)
     child = psutil.Process(int(printed))
     os.kill(parent.pid, signal.SIGKILL)
-    parent.outcome(60)
+    assert parent.outcome(60)[0] == -signal.SIGKILL
     child.wait(60)
 
 
@@ -132,8 +129,8 @@ def test_as_many_processes_as_cores_and_memory_allow(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     pages = {"SC_AVPHYS_PAGES": 3 * 2**20 + 5, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr(os, "sysconf", pages.__getitem__)
-    assert compilers._most_processes() == 3
+    assert compilers.most_processes() == 3
     pages["SC_AVPHYS_PAGES"] = 7
-    assert compilers._most_processes() == 1
+    assert compilers.most_processes() == 1
     pages["SC_AVPHYS_PAGES"] = 2**30
-    assert compilers._most_processes() == 8
+    assert compilers.most_processes() == 8
