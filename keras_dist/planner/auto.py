@@ -221,19 +221,16 @@ class AutoParallel(Distribution):
         if not is_chief():
             return _Ranked(candidates, search.skipped)
         presets = [each for each in search.presets if each.remat == candidates[0].remat]
-        asked = sorted([*presets, *_distinct(candidates, presets)[:_MOST_COMPILED]], key=search.rank)
+        asked = [*presets, *_distinct(candidates, presets)[:_MOST_COMPILED]]
+        asked += _distinct([min(candidates, key=lambda each: each.nbytes)], asked)  # else nothing is known not to fit
+        asked.sort(key=search.rank)
         rest = [each for each in candidates if not any(each.is_like(one) for one in asked)]
-        compiles = self.target is not None and self.compiles
         with Compilers(self.target) if self.target and self.compiles else contextlib.nullcontext() as compilers:
-            measured = functools.partial(self._measured, traced, step, deadline, compilers)
-            found, reasons = measured(asked)
-            if rest and compiles and not reasons and all(self._is_too_large(each) for each in found):
-                smallest = min(rest, key=lambda each: each.nbytes)
-                rest.remove(smallest)
-                more, reasons = measured([smallest])
-                found += more
+            found, reasons = self._measured(traced, step, deadline, compilers, asked)
         ranked = [*sorted(found, key=search.rank), *rest]
-        return _Ranked(ranked, search.skipped, len(found) if compiles else 0, reasons)
+        if compilers is None:
+            return _Ranked(ranked, search.skipped + len(reasons))
+        return _Ranked(ranked, search.skipped, len(found), reasons)
 
     def _traced(self, step: tuple[Any, ...], remat: str | None) -> DimClasses:
         model, batch, optimizer, loss = step
@@ -270,9 +267,6 @@ class AutoParallel(Distribution):
         late = [(each, _LATE) for each in asked[len(pending) :]]
         found = [*(_with_figures(*each) for each in pending), *late]
         return [each for each, _ in found], [reason for _, reason in found if reason]
-
-    def _is_too_large(self, candidate: Candidate) -> bool:
-        return self.memory_limit is not None and candidate.peak_nbytes > self.memory_limit
 
     @property
     def num_model_replicas(self) -> int:
