@@ -1,7 +1,6 @@
 """`AutoParallel`: the strategy that finds its layout in the traced train step of the model.
 
 For each candidate the lowered step is laid out anew and propagated, in milliseconds where tracing takes seconds.
-Element-wise work of the optimizer is left out: the bytes are equal, and half the operations go.
 """
 
 from __future__ import annotations
@@ -90,7 +89,8 @@ class AutoParallel(Distribution):
         objective: the quantity to minimize: `"step_time"`, or `"memory"` of a device.
         target: the machine to optimize for, such as `"v5p:4x4x4"`; see `planner.target`. Step times are estimated for
             it, its devices are the default, and presets and the best other candidates are compiled for it, if the extra
-            for that is installed. By default step times are estimated for the devices of the mesh.
+            for that is installed. By default step times are estimated for the devices of the mesh; for devices
+            whose figures are not known as for GPUs of one host.
         memory_limit: memory of a device [bytes]. By default from the target, or from the devices. Candidates that
             exceed it rank last; if none fits, `search` warns, and `fits` of its result is False.
         compiles: whether the best candidates are compiled for the target.
@@ -153,11 +153,11 @@ class AutoParallel(Distribution):
         self.memory_limit = check_optional(
             check_int, "memory_limit", memory_limit, 1, example=2**34, error=DistributionError
         )
-        here = _existing(self.device_mesh)
-        self._machine = self.target or _machine_of(here)
-        if memory_limit is None and self._machine is not None:
+        known = self.target or _machine_of(_existing(self.device_mesh))
+        self._machine = known or target_named(f"h100:1x1x{self.device_mesh.size}")
+        if memory_limit is None and known is not None:
             stats = None if self.target is not None else jax.local_devices()[0].memory_stats()
-            self.memory_limit = (stats or {}).get("bytes_limit") or self._machine.hbm_nbytes or None
+            self.memory_limit = (stats or {}).get("bytes_limit") or known.hbm_nbytes or None
         check_kind("compiles", compiles, bool, "True or False", error=DistributionError)
         self.compiles = compiles
         self.time_limit_seconds = check_number(

@@ -27,10 +27,6 @@ Objective = Literal["step_time", "memory"]
 TENSOR_PARALLEL = ("heads", "mlp", "vocab", "channels")
 """Classes that tensor parallelism shards; see `presets.tensor_parallel`."""
 
-_FLOPS_PER_SECOND, _MEMORY_BYTES_PER_SECOND, _LINK_BYTES_PER_SECOND = 2e14, 1e12, 5e10
-"""Figures of a device without a target, with the proportions of common accelerators."""
-
-
 _OF_LAYOUT = ("mesh", "rules", "fully_sharded", "shard_optimizer", "remat")
 
 
@@ -94,7 +90,7 @@ class Search:
     classes: DimClasses
     objective: Objective
     memory_limit: int | None
-    target: Target | None
+    target: Target
     deadline: float  # of `time.monotonic()`
     remat: str | None = None  # of the traced step
     candidates: list[Candidate] = dataclasses.field(default_factory=list)
@@ -200,8 +196,7 @@ class Search:
         return found
 
     def _moved(self, row: Row, layouts: Mapping[str, Sequence[Axis]], sizes: Mapping[str, int]) -> tuple[Moved, Moved]:
-        platform, nbytes = self.target and self.target.platform, nbytes_of([row], layouts, sizes)
-        return shards_moved_as(platform, row.shape, str(row.dtype), nbytes)
+        return shards_moved_as(self.target.platform, row.shape, str(row.dtype), nbytes_of([row], layouts, sizes))
 
     def _candidate(
         self, sizes: Mapping[str, int], rules: Mapping[str, Axis], step: Propagated, state: int, **kind: bool
@@ -209,7 +204,7 @@ class Search:
         moved = sum(each.nbytes_per_step for each in step.collectives)
         figures = step_seconds(sizes, step, self.target), state, step.activation_nbytes, moved
         is_fully = kind.pop("fully_sharded", False)
-        platform = self.target and self.target.platform
+        platform = self.target.platform
         is_undone = platform == "cpu" and self.remat is not None  # by XLA for CPUs, with memory by depth
         most = None if step.opaque or is_undone else state + bound_nbytes(platform, step)
         known: Any = {"remat": self.remat, "most_nbytes": most, **kind}
@@ -249,31 +244,17 @@ def _clash(names: Sequence[str], classes: DimClasses) -> bool:
 def step_seconds(
     sizes: Mapping[str, int],
     step: Propagated,
-    target: Target | None,
+    target: Target,
     devices: Sequence[str] | None = None,
     compiled: CompiledFigures | None = None,
 ) -> float:
-    """Return the least time of a step without overlap, propagated or compiled; see `Roofline.serial_step_seconds`.
-
-    Without a target devices form rings: `n` of them take the time of `(n - 1) / n` of the bytes on one link, twice that
-    for an all-reduce.
-    """
-    if target is not None:
-        flops, accessed, found = step.flops, step.traffic_nbytes(target.chip.vector_nbytes), step.collectives
-        if compiled is not None and not compiled.note:
-            flops, accessed, found = compiled.flops or flops, compiled.accessed_nbytes, compiled.collectives
-        dtype = step.dtype if step.dtype in target.chip.flops_per_second else "float32"
-        moved: Any = {"collectives": found, "dtype": dtype, "devices": devices}
-        return roofline(target, sizes, flops=flops, accessed_nbytes=accessed, **moved).serial_step_seconds
-    sent = sum(_sent_nbytes(each, math.prod(sizes[axis] for axis in each.axes)) for each in step.collectives)
-    computed = max(step.flops / _FLOPS_PER_SECOND, step.accessed_nbytes / _MEMORY_BYTES_PER_SECOND)
-    return computed + sent / _LINK_BYTES_PER_SECOND
-
-
-def _sent_nbytes(each: Collective, devices: int) -> float:
-    if each.is_joined:
-        return 0.0
-    return (2 if each.kind == "all_reduce" else 1) * (devices - 1) / devices * each.nbytes_per_step
+    """Return the least time of a step without overlap, propagated or compiled; see `Roofline.serial_step_seconds`."""
+    flops, accessed, found = step.flops, step.traffic_nbytes(target.chip.vector_nbytes), step.collectives
+    if compiled is not None and not compiled.note:
+        flops, accessed, found = compiled.flops or flops, compiled.accessed_nbytes, compiled.collectives
+    dtype = step.dtype if step.dtype in target.chip.flops_per_second else "float32"
+    moved: Any = {"collectives": found, "dtype": dtype, "devices": devices}
+    return roofline(target, sizes, flops=flops, accessed_nbytes=accessed, **moved).serial_step_seconds
 
 
 def fully_sharded(

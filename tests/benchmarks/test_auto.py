@@ -44,7 +44,7 @@ def test_costs_of_layouts_are_told(layout):
 
 @pytest.mark.slow
 def test_the_search_is_told_with_what_it_cost():
-    (found,) = bench_auto.costs("decoder", TARGET, [bench_auto.AUTO], tiny=True, compiles=False).values()
+    (found,) = bench_auto.costs("two towers, unseen", TARGET, [bench_auto.AUTO], tiny=True, compiles=False).values()
     assert found["ranked_by"] == "propagated" and found["candidates"] > 8 and found["compiled"] == 0
     assert found["seconds_to_find"] > 0 and found["is_complete"]
 

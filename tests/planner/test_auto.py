@@ -22,7 +22,7 @@ from keras_dist.planner import auto as auto_module
 from keras_dist.planner.search import Candidate, Search
 from keras_dist.planner.search_result import distribution_of
 from tests.planner import models_to_lay_out as models
-from tests.planner.test_compilers import running
+from tests.planner.test_compilers import let_compilers_be_endless, running
 from tests.planner.test_presets import live_nbytes
 
 MESH = "data=2,model=4"
@@ -116,7 +116,7 @@ def test_a_vocabulary_is_sharded_where_heads_cannot_be(tmp_path):
 def test_fully_sharded_weights_keep_to_the_axes_that_are_left():
     mesh, batch = kd.DeviceMesh(MESH), ("data", "model")
     classes = kd.planner.dim_classes(models.Mlp, (models.X, models.X), "adam", "mse")
-    search = Search(classes, "step_time", None, None, time.monotonic() + 600)
+    search = Search(classes, "step_time", None, kd.planner.target("h100:1x1x8"), time.monotonic() + 600)
     search._try(mesh.axis_sizes, {"batch": batch, "mlp": "model"})
     (candidate,) = (each for each in search.candidates if each.fully_sharded)
     distribution, _, _ = distribution_of(candidate, classes, mesh)
@@ -266,7 +266,7 @@ def test_experts_over_the_last_axis_are_a_preset():
         return kd.Sequential([kd.Input((6, 16)), layers.MixtureOfExperts(4, 32, name="moe"), layers.Dense(16)])
 
     classes = kd.planner.dim_classes(factory, (x, x), "adam", "mse")
-    search = Search(classes, "step_time", None, None, 0)
+    search = Search(classes, "step_time", None, kd.planner.target("h100:1x1x8"), 0)
     search.run([{"data": 2, "model": 4}])
     assert any(each.rules.get("experts") == "model" for each in search.presets)
 
@@ -415,7 +415,8 @@ def test_what_is_not_compiled_is_said_and_others_are_ranked(monkeypatch):
 
 
 @pytest.mark.multiprocess
-def test_a_search_whose_compilers_never_answer_ends_in_time_and_leaves_no_process(endless):
+def test_a_search_whose_compilers_never_answer_ends_in_time_and_leaves_no_process(monkeypatch):
+    let_compilers_be_endless(monkeypatch)
     factory, batch, loss = STEPS["mlp, nnx"]
     found = kd.AutoParallel(MESH, target="cpu:8", time_limit_seconds=20).search(factory, batch, "adam", loss)
     assert found.ranked_by == "propagated" and not found.is_complete

@@ -35,9 +35,8 @@ def running():
     return [child for child in psutil.Process().children() if "keras_dist.planner._compile" in child.cmdline()]
 
 
-@pytest.fixture
-def endless(monkeypatch):
-    """Processes that compile never answer."""
+def let_compilers_be_endless(monkeypatch):
+    """Let processes that compile never answer."""
     command = [sys.executable, "-c", "import time; time.sleep(600)", "keras_dist.planner._compile"]
     run = subprocess.run
     monkeypatch.setattr(compilers.subprocess, "run", lambda _, **options: run(command, **options))
@@ -72,7 +71,8 @@ def test_a_process_that_exits_at_once_is_an_error(monkeypatch):
 
 
 @pytest.mark.multiprocess
-def test_a_process_that_takes_too_long_is_killed(endless):
+def test_a_process_that_takes_too_long_is_killed(monkeypatch):
+    let_compilers_be_endless(monkeypatch)
     with pytest.raises(kd.errors.CompilationTimeoutError, match="took too long") as caught:
         compile_for(lowered(), MACHINE, timeout_seconds=0.1)
     assert "timeout_seconds=0.1" in caught.value.given
@@ -80,7 +80,8 @@ def test_a_process_that_takes_too_long_is_killed(endless):
 
 
 @pytest.mark.multiprocess
-def test_time_in_the_queue_counts(endless):
+def test_time_in_the_queue_counts(monkeypatch):
+    let_compilers_be_endless(monkeypatch)
     began = time.monotonic()
     with Compilers(target(MACHINE), 1) as pool:
         waiting = [start(pool, lowered(), None, None, 0.5) for _ in range(5)]
