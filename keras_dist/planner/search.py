@@ -46,6 +46,7 @@ class Candidate:
         compiled_nbytes: peak memory of the compiled step; None if it was not compiled.
         shard_optimizer: whether the slots alone are sharded over the axis of the batch (ZeRO-1).
         remat: the `remat` of `compile`, layers to recompute in the backward pass; None for none.
+        doubts: number of operations whose collectives XLA may choose otherwise; see `Estimate`.
         most_nbytes: bound of the memory of one device, as in `Verdict`; None if the memory of an operation is unknown.
     """
 
@@ -60,6 +61,7 @@ class Candidate:
     compiled_nbytes: int | None = None
     shard_optimizer: bool = False
     remat: str | None = None
+    doubts: int = 0
     most_nbytes: int | None = None
 
     @property
@@ -207,7 +209,8 @@ class Search:
         platform = self.target.platform
         is_undone = platform == "cpu" and self.remat is not None  # by XLA for CPUs, with memory by depth
         most = None if step.opaque or is_undone else state + bound_nbytes(platform, step)
-        known: Any = {"remat": self.remat, "most_nbytes": most, **kind}
+        doubts = sum(each.count for each in step.estimates)
+        known: Any = {"remat": self.remat, "doubts": doubts, "most_nbytes": most, **kind}
         found = Candidate(dict(sizes), dict(rules), is_fully, *figures, **known)
         self.candidates.append(found)
         return self.candidates[-1]

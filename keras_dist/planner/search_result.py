@@ -197,6 +197,8 @@ def result_of(
         lines.insert(0, f"nothing fits: the best layout needs {needs} of each device, which has {limit}")
     lines += [f"{each.name}: {each.describe()}" for each in classes]
     tier = "propagated" if best.compiled_seconds is None else "compiled"
+    if best.doubts and tier == "propagated":
+        lines.append(f"its exchanges are estimates in {best.doubts} operations, where XLA may choose others")
     done = f": {to_compile - len(reasons)} of {to_compile} candidates compiled" if to_compile else ""
     lines.append(f"ranked by {tier} figures, presets among the candidates{done}")
     for reason, count in collections.Counter(reasons).items():

@@ -374,9 +374,10 @@ def test_the_time_limit_ends_the_search():
 
 
 def screened(monkeypatch, *figures, **options):
-    """The result of a search whose candidates have these step times and exchanged bytes."""
+    """The result of a search whose candidates have these step times, exchanged bytes and doubts."""
     made = [
-        Candidate({"data": 2, "model": 4}, {"batch": "data"}, False, seconds, 1, 1, moved) for seconds, moved in figures
+        Candidate({"data": 2, "model": 4}, {"batch": "data"}, False, seconds, 1, 1, moved, doubts=doubts)
+        for seconds, moved, doubts in figures
     ]
 
     def run(self, meshes):
@@ -388,12 +389,14 @@ def screened(monkeypatch, *figures, **options):
     return kd.AutoParallel(MESH, target="cpu:8", **options).search(factory, batch, "adam", loss)
 
 
-def test_compiled_candidates_are_different_programs(monkeypatch):
+def test_compiled_candidates_are_different_programs_and_the_surest_are_among_them(monkeypatch):
+    """Of a mixture of experts the best in a screen takes 1.8 ms there, and 4.5 ms compiled; the surest 2.5 and 4.1."""
     monkeypatch.setattr(Candidate, "is_like", lambda self, other: self is other)
     asked = compiling(monkeypatch, lambda each: (5 - each.step_seconds, 1))
-    found = screened(monkeypatch, (1.0, 50), (1.001, 50), (1.002, 60), (1.4, 60), (1.401, 60), (2.0, 60))
-    assert [each.step_seconds for each in asked] == [1.0, 1.002, 1.4]
-    assert found.best.step_seconds == 1.4, "the fastest of those that were compiled"
+    figures = (1.0, 50, 9), (1.001, 50, 9), (1.002, 60, 9), (1.4, 60, 9), (1.401, 60, 1), (2.0, 60, 9), (2.5, 70, 1)
+    found = screened(monkeypatch, *figures)
+    assert [each.step_seconds for each in asked] == [1.0, 1.002, 1.4, 2.5]
+    assert found.best.step_seconds == 2.5, "the fastest of those that were compiled"
 
 
 def test_what_is_not_compiled_is_said_and_others_are_ranked(monkeypatch):
@@ -403,7 +406,7 @@ def test_what_is_not_compiled_is_said_and_others_are_ranked(monkeypatch):
 
     monkeypatch.setattr(Candidate, "is_like", lambda self, other: self is other)
     compiling(monkeypatch, lambda each: (1, 1), failing)
-    found = screened(monkeypatch, (1.0, 50), (1.2, 60), (1.4, 70))
+    found = screened(monkeypatch, (1.0, 50, 1), (1.2, 60, 0), (1.4, 70, 1))
     assert found.best.step_seconds == 1.2 and found.ranked_by == "compiled"
     assert found.not_compiled == 2 and not found.is_complete
     assert found.to_dict()["not_compiled"] == 2 and found.to_dict()["ranked_by"] == "compiled"
