@@ -81,7 +81,10 @@ def costs(
                 started[text] = started.get(text) or start(compilers, *asked)
                 waiting.append((name, (program, step, started[text])))
         for name, (program, step, compiled) in waiting:
-            found[name] |= figures(program, step, machine, compiled())
+            try:
+                found[name] |= figures(program, step, machine, compiled())
+            except kd.errors.CompilationError as error:
+                found[name]["note"] = f"{error.summary}: {error.given}"[:500]
     return found
 
 

@@ -30,7 +30,7 @@ KNOWN = {
     "cli/local_process.py": {"subprocess"},  # starts the user's script
     "cli/process_tree.py": {"ctypes"},  # the C library's prctl
     "_unstable/shardy.py": {"subprocess"},  # starts the program beside it
-    "planner/compiled.py": {"subprocess"},  # starts the module beside it
+    "planner/compilers.py": {"subprocess"},  # starts the module beside it
     "_unstable/gloo.py": {"ctypes"},  # what C++ calls before it aborts
     "checkpoint/snapshot.py": {"importlib"},  # versions of packages
     "config/formats.py": {"yaml.load"},  # with a SafeLoader

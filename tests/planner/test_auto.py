@@ -457,11 +457,11 @@ def test_the_best_are_compiled_for_a_target(monkeypatch):
     factory, batch, loss = STEPS["mlp, nnx"]
     mesh = kd.DeviceMesh(MESH)
     found = kd.AutoParallel(mesh, target="cpu:8", time_limit_seconds=300).search(factory, batch, "adam", loss)
-    compiled = [each.compiled_seconds for each in found.candidates[:6]]
-    assert None not in compiled and compiled == sorted(compiled)
-    assert all(each.compiled_seconds is None for each in found.candidates[6:])
+    compiled = [each.compiled_seconds for each in found.candidates if each.compiled_seconds is not None]
+    assert compiled == [each.compiled_seconds for each in found.candidates[: len(compiled)]] == sorted(compiled)
+    assert 6 <= len(compiled) < len(found.candidates), "presets, the two best, and others"
     assert found.is_complete and found.ranked_by == "compiled"
-    assert any(line.endswith("6 of 6 candidates compiled") for line in found.explanation)
+    assert any(line.endswith(f"{len(compiled)} of {len(compiled)} candidates compiled") for line in found.explanation)
     assert f"{1e6 * compiled[0]:.3g} us" in str(found)
     assert kd.AutoParallel(target="v5p:2x2x1").memory_limit == kd.planner.target("v5p:2x2x1").hbm_nbytes
 
