@@ -97,13 +97,30 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
 
 
 def _alike(gather: Any) -> list[Any]:
-    """Return the gathers of the same array in the same block to the same layout: XLA gathers once."""
-    block, users = gather.operation.block, [use.owner.operation for use in gather.operands[0].uses]
-    same = [each for each in users if each.name == gather.name and each.block == block]
+    """Return the gathers of the same array in the same block to the same type and layout: XLA gathers once."""
+    block, made = gather.operation.block, str(gather.results[0].type)
+    same = [each for each in _gathers(_origin(gather.operands[0])) if each.block == block]
     layout = str(gather.attributes["out_sharding"])
-    return [
-        each for each in block.operations if each.operation in same and str(each.attributes["out_sharding"]) == layout
+    same = [
+        each for each in same if (str(each.attributes["out_sharding"]), str(each.results[0].type)) == (layout, made)
     ]
+    return [each for each in block.operations if each.operation in same]
+
+
+def _origin(value: Any) -> Any:
+    """Return the array of which a value is a conversion."""
+    while not is_argument(value.owner) and value.owner.operation.name == "stablehlo.convert":
+        value = value.owner.operation.operands[0]
+    return value
+
+
+def _gathers(value: Any) -> Iterator[Any]:
+    """Yield the gathers of an array and of its conversions."""
+    for user in (use.owner.operation for use in value.uses):
+        if user.name == "sdy.all_gather":
+            yield user
+        elif user.name == "stablehlo.convert":
+            yield from _gathers(user.results[0])
 
 
 def added_after_loop(reduction: Any, module: ShardedModule) -> Any:
@@ -142,7 +159,7 @@ def _users(value: Any, module: ShardedModule) -> Iterator[Any]:
             yield from _users_inside(user, use.operand_number, module)
         elif user.name == "stablehlo.optimization_barrier":
             yield from _users(user.results[use.operand_number], module)
-        elif user.name in _ARRANGING or (user.name == "stablehlo.reduce" and _is_reshape(user)):
+        elif arranges(user) or use.operand_number in _CHOOSING.get(user.name, ()):
             yield from _users(user.results[0], module)
         elif user.name != "sdy.all_slice" or is_argument(value.owner) or value.owner.operation.name != "sdy.all_gather":
             yield user
@@ -162,11 +179,16 @@ def _users_inside(user: Any, place: int, module: ShardedModule) -> Iterator[Any]
 
 
 _ADD = "stablehlo.add"
-_ARRANGING = ("stablehlo.convert", "stablehlo.reshape", "stablehlo.transpose")
+_CHOOSING = {"stablehlo.gather": (0,), "stablehlo.select": (1, 2)}
+"""Operations of a lookup, and their operands with the elements that they choose."""
+_ARRANGING = ("stablehlo.convert", "stablehlo.reshape", "stablehlo.reverse", "stablehlo.transpose")
 
 
-def _is_reshape(reduction: Any) -> bool:
-    shape, dims = reduction.operands[0].type.shape, map(int, reduction.attributes["dimensions"])
+def arranges(operation: Any) -> bool:
+    """Whether an operation only arranges or converts an array."""
+    if operation.name != "stablehlo.reduce":
+        return operation.name in _ARRANGING
+    shape, dims = operation.operands[0].type.shape, map(int, operation.attributes["dimensions"])
     return all(shape[dim] == 1 for dim in dims)
 
 

@@ -18,7 +18,7 @@ from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.pipelining import Pipeline
 from keras_dist.distribution.plan import Row
-from keras_dist.distribution.render import render_axes, render_bytes
+from keras_dist.distribution.render import render_axes, render_bytes, render_interval
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.planner.exchanges import axes_text
 from keras_dist.planner.explanation import reason_of
@@ -32,6 +32,8 @@ _LEAST_RESHARD, _MOST_MAKERS = 0.01, 3
 _LEAST_ALONE = 0.1
 """The part of the FLOPs from which repeated work is a problem although no rules end it."""
 _EXPERTS = re.compile(r"(^|[/_])experts?([/_]|$)")
+_ESTIMATE = "estimate: "
+"""Begins what rests on exchanges that XLA may choose otherwise."""
 NO_RULE = (
     "no rules that were tried cost less; print(kd.planner.dim_classes(model, batch)) shows what sharding dims costs"
 )
@@ -59,7 +61,7 @@ def costly_layouts(
     if remedy.gain < _LEAST_CAUSE and all((each.kind, each.path) in left for each in problems):
         return _without_small(problems, program, step)  # the rules cost a little less, for another reason
     ended = (each if (each.kind, each.path) in left else _with_fix(each, remedy) for each in problems)
-    return (_cause(program, remedy), *_without_small(ended, program, step))
+    return (_cause(program, step, remedy), *_without_small(ended, program, step))
 
 
 def _without_small(problems: Iterable[Problem], program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
@@ -188,8 +190,8 @@ def _gathers_by_rule(step: Propagated, rules: LayoutMap, least: float) -> Iterat
             yield Problem(
                 "reshard",
                 _place(group[0]),
-                f"rule {rule!r} makes {where} gather its output over {over}",
-                f"{render_bytes(_nbytes(group))} a step{_how_often(group)}",
+                f"{_ESTIMATE * _is_estimate(group)}rule {rule!r} makes {where} gather its output over {over}",
+                f"{_size(group)} a step{_how_often(group)}",
                 f"a rule with the layout that the weights of {where} give the output",
                 f"name {over} in rule {rule!r}, or remove the rule",
             )
@@ -202,8 +204,8 @@ def _reshard(kind: str, axes: tuple[str, ...], group: list[Collective]) -> Probl
     return Problem(
         "reshard",
         _place(group[0]),
-        f"hidden reshard: {where} needs {kind} over {over} that no rule asks for",
-        f"{render_bytes(_nbytes(group))} a step{_how_often(group)}, made by {', '.join(made[:_MOST_MAKERS])}{more}",
+        f"{_ESTIMATE * _is_estimate(group)}hidden reshard: {where} needs {kind} over {over} that no rule asks for",
+        f"{_size(group)} a step{_how_often(group)}, made by {', '.join(made[:_MOST_MAKERS])}{more}",
         f"operands with the layouts that {where} needs, or a rule for the gathered layout",
         NO_RULE,
     )
@@ -232,18 +234,28 @@ def _how_often(group: list[Collective]) -> str:
     return f", {turns} turns of a loop" if turns > 1 else ", in a loop" if turns == 0 else ""
 
 
+def _size(group: list[Collective]) -> str:
+    return render_interval(*(sum(each.interval[end] for each in group) for end in (0, 1)))
+
+
+def _is_estimate(group: list[Collective]) -> bool:
+    return any(each.is_estimate for each in group)
+
+
 def _nbytes(group: list[Collective]) -> int:
     return sum(each.nbytes_per_step for each in group)
 
 
-def _cause(program: StepProgram, remedy: Remedy) -> Problem:
+def _cause(program: StepProgram, step: Propagated, remedy: Remedy) -> Problem:
     change, more = remedy.changes[0], len(remedy.changes) - 1
     path, what, now, after = _changed(program, change)
+    is_estimate = bool(step.estimates or remedy.step.estimates)
+    is_estimate &= step.moved_interval[0] < remedy.step.moved_interval[1]  # else it moves less in any case
     others = f"; {more} other change{'s' * (more > 1)} in the fix" if more else ""
     return Problem(
         "cause",
         path,
-        f"other rules cost less: {what}{others}",
+        f"{_ESTIMATE * is_estimate}other rules cost less: {what}{others}",
         f"{now}: {remedy.before}",
         f"{after}: {remedy.after}",
         str(remedy),

@@ -74,8 +74,7 @@ def roofline(
     """Return the least time of a step on a target.
 
     `F` FLOPs and `B` bytes of a device take `F / peak` and `B / bandwidth` of its chip, which all devices of the chip
-    share. A collective takes `collective_seconds` in each turn. Reductions whose results are only added count once on
-    TPUs and GPUs, where XLA combines them.
+    share. A collective takes `collective_seconds` in each turn.
 
     Args:
         target: a machine, or its name.
@@ -114,8 +113,6 @@ def roofline(
     places = places_in_mesh(machine, tuple(mesh.values()), devices)
     seconds: dict[Axes, float] = {}
     for each in collectives:
-        if each.is_joined and machine.platform != "cpu":
-            continue
         group = [places.flat[place] for place in each.places] or group_of(places, tuple(mesh), each.axes)
         once = collective_seconds(machine, each.kind, each.nbytes, group)
         seconds[each.axes] = seconds.get(each.axes, 0.0) + once * max(each.turns, 1)

@@ -7,6 +7,7 @@ rates; TPUs need the extra `tpu`. `make soak` compiles some.
 import collections
 import dataclasses
 import random
+import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -218,25 +219,43 @@ class Found:
     text: str
     given: int  # bytes of state and batch
     arguments: int
-    moved: Mapping[Any, tuple[int, int]]  # bytes by kind and axes
-    estimates: int
+    moved: Mapping[Any, tuple[int, int]]  # bytes by kind and axes, propagated and compiled
+    intervals: Mapping[Any, tuple[int, int]]  # the same, as the plan prints them
+    total: tuple[int, int]  # bytes of all collectives, as the plan prints them
+    doubted: int  # most bytes of estimates, which XLA may exchange by other kinds
     bounds: tuple[int, int]  # bytes between which the peak of memory is said to be
     peak: int
     seconds: tuple[float, float]
+    fits: bool | None  # as the plan says for a machine with a little less memory than the peak
 
     @property
     def moves_right(self) -> bool:
         """Whether the collectives of each kind are within 5 %."""
         return all(abs(one - other) <= 0.05 * max(one, other) for one, other in self.moved.values())
 
+    @property
+    def is_labelled(self) -> bool:
+        """Whether the plan prints intervals that contain the bytes, within 5 %."""
+        real = {key: nbytes for key, (_, nbytes) in self.moved.items()}
+        least, most = self.total
+        above = (max(0, nbytes - 1.05 * self.intervals.get(key, (0, 0))[1]) for key, nbytes in real.items())
+        return (
+            least < most
+            and 0.95 * least <= sum(real.values()) <= 1.05 * most
+            and all(real[key] >= 0.95 * interval[0] for key, interval in self.intervals.items())
+            and sum(above) <= 1.05 * self.doubted
+        )
+
     def problems(self) -> Iterator[str]:
         """Yield the kinds of figures that are wrong and are not labelled."""
         if self.arguments < 0.999 * self.given:  # XLA drops unused arguments, such as counters
             yield "state"
-        if not self.moves_right and not self.estimates:
+        if not (self.moves_right or self.is_labelled):
             yield "collectives"
         if not self.bounds[0] <= self.peak <= self.bounds[1]:
             yield "memory"
+        if self.fits:
+            yield "fits"
         if self.seconds[0] > 1.1 * self.seconds[1]:
             yield "time"
 
@@ -253,12 +272,20 @@ def compare(seed: int, target: str) -> Found:
     compiled = verdict.compiled
     assert compiled is not None and not compiled.note, verdict.note or compiled
     propagated, real = step.nbytes_by_axes(), compiled.nbytes_by_axes()
-    moved = {key: (propagated.get(key, 0), real.get(key, 0)) for key in sorted({*propagated, *real})}
-    given = program.state.nbytes_per_device + program.batch.nbytes_per_device
-    seconds = verdict.rooflines["propagated"].step_seconds, verdict.rooflines["compiled"].step_seconds
-    bounds = verdict.least_nbytes, verdict.most_nbytes
+    small = dataclasses.replace(machine.chip, hbm_nbytes=(compiled.peak_nbytes - 1) * machine.chip.devices)
+    smaller = dataclasses.replace(machine, chip=small)
     return Found(
-        text, given, compiled.argument_nbytes, moved, len(step.estimates), bounds, compiled.peak_nbytes, seconds
+        text,
+        given=program.state.nbytes_per_device + program.batch.nbytes_per_device,
+        arguments=compiled.argument_nbytes,
+        moved={key: (propagated.get(key, 0), real.get(key, 0)) for key in sorted({*propagated, *real})},
+        intervals=step.intervals(),
+        total=step.moved_interval,
+        doubted=sum(each.most_nbytes for each in step.estimates),
+        bounds=(verdict.least_nbytes, verdict.most_nbytes),
+        peak=compiled.peak_nbytes,
+        seconds=(verdict.rooflines["propagated"].step_seconds, verdict.rooflines["compiled"].step_seconds),
+        fits=judge(program, step, smaller, compiles=False, timeout_seconds=1).fits,
     )
 
 
@@ -324,7 +351,7 @@ def _axes_of(rng: random.Random, shape: tuple[int, ...], mesh: kd.DeviceMesh) ->
 
 def main(target: str, first: int, count: int) -> None:
     """Compare programs and print what is wrong."""
-    found: list[tuple[int, Found]] = []
+    widths: list[float] = []
     wrong: collections.Counter[str] = collections.Counter()
     for seed in range(first, first + count):
         try:
@@ -333,12 +360,15 @@ def main(target: str, first: int, count: int) -> None:
             wrong["crash"] += 1
             print(f"{seed} crash: {type(error).__name__}: {str(error)[:600]}", flush=True)
             continue
-        found.append((seed, each))
         problems = list(each.problems())
         wrong.update(problems)
-        wrong["labelled"] += not each.moves_right and each.estimates > 0
+        if "collectives" not in problems:
+            wrong["moved exactly" if each.moves_right else "labelled rightly"] += 1
+        least, most = each.total
+        widths += [most / max(least, 1)] * (least < most)
         print(f"{seed} {' '.join(problems) or 'right'}: {each}", flush=True)
-    print(f"{count} programs for {target} from seed {first}: {dict(wrong)}")
+    width = f"; intervals are {statistics.median(widths):.2f} times wide, in the median" if widths else ""
+    print(f"{count} programs for {target} from seed {first}: {dict(wrong)}{width}")
 
 
 if __name__ == "__main__":
