@@ -20,6 +20,7 @@ from keras_dist._unstable import shardy
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.planner.backends import DTYPES, Kind, added_after_loop, arranges, moved_as
 from keras_dist.planner.exchanges import (
+    RATES,
     Estimate,
     Halo,
     counted,
@@ -103,7 +104,11 @@ class Collective:
 
     def at(self, end: int) -> Collective:
         """Return the collective with the least bytes, or with the most if `end` is 1."""
-        return dataclasses.replace(self, nbytes=interval_of(self.nbytes, self.doubt)[end]) if self.doubt else self
+        return (
+            dataclasses.replace(self, nbytes=interval_of(self.nbytes, self.doubt, self.turns)[end])
+            if self.doubt
+            else self
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,8 +169,11 @@ class Propagated:
 
         XLA may exchange estimates by another kind of collective, or along other axes.
         """
-        least, most = (nbytes_by_axes(self.collectives_at(end)) for end in (0, 1))
-        return {key: (nbytes, most[key]) for key, nbytes in least.items()}
+        most = nbytes_by_axes(self.collectives_at(1))
+        least = nbytes_by_axes(
+            each.at(0) for each in self.collectives if not (each.doubt and RATES[each.doubt].may_change)
+        )
+        return {key: (least.get(key, 0), nbytes) for key, nbytes in most.items()}
 
     def collectives_at(self, end: int) -> list[Collective]:
         """Return the collectives with the least bytes, or with the most if `end` is 1."""
@@ -239,7 +247,7 @@ def propagate_module(operation: Any) -> Propagated:
             user, (need, asked) = _chooser_of(inner, before), _need_of(inner, before.functions)
             if user is not None and not asked:
                 reason = "needs other layouts of its operands, and XLA may exchange others"
-                chosen.append(estimate_at(user, reason, "reshard"))
+                chosen.append(estimate_at(user, reason, "stack" if user.name in _PARTS else "reshard"))
             number = len(chosen) - 1 if user is not None and not asked else ""
             shardy.rename(inner, _SEPARATOR.join((name_of(inner), need, asked, f"{number}")))
     shardy.run_passes(operation, _TO_COLLECTIVES)
@@ -259,26 +267,21 @@ _Exchange = tuple[Collective | None, Estimate | None]
 
 
 def _with_neighbours(exchanges: Sequence[_Exchange]) -> Iterator[_Exchange]:
-    """Mark collectives of layers for whose operands XLA may choose other layouts along the same axes."""
+    """Mark all collectives of layers for whose operands XLA may choose other layouts."""
     chosen = {
-        (layer, axis)
-        for moved, found in exchanges
-        if moved and found and found.kind == "reshard"
-        for layer in (found.layer, moved.layer, moved.needed_by)
-        for axis in moved.axes
-        if layer
+        layer for moved, found in exchanges if moved and found and found.kind == "reshard" for layer in _layers(moved)
     }
     for moved, found in exchanges:
-        if moved and not found and any((layer, axis) in chosen for layer in _layers(moved) for axis in moved.axes):
-            least, most = interval_of(moved.nbytes_per_step, "neighbour")
-            reason = "XLA may choose other layouts in this layer"
-            found = Estimate(moved.layer, moved.operation, reason, "", 1, least, most, "neighbour")
-            moved = dataclasses.replace(moved, doubt=found.kind)
+        if moved and moved.doubt not in ("reshard", "stack") and not chosen.isdisjoint(_layers(moved, inside=True)):
+            moved, reason = dataclasses.replace(moved, doubt="neighbour"), "XLA may choose other layouts in this layer"
+            found = Estimate(moved.layer, moved.operation, reason, "", 1, *moved.interval, moved.doubt)
         yield moved, found
 
 
-def _layers(moved: Collective) -> tuple[str, str]:
-    return moved.layer, moved.needed_by
+def _layers(moved: Collective, *, inside: bool = False) -> set[str]:
+    """Return the layers that compute and need an array, and those they are inside of."""
+    layers = {moved.layer, moved.needed_by} - {""}
+    return {path[: found.start()] for path in layers for found in re.finditer("/|$", path)} if inside else layers
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
@@ -436,7 +439,7 @@ class _Costs:
             self._estimate(found, dataclasses.replace(moved, doubt=found.kind), moved.nbytes_per_step, around)
 
     def _estimate(self, found: Estimate, moved: Collective | None, nbytes: int, around: _Around) -> None:
-        least, most = interval_of(nbytes, found.kind)
+        least, most = interval_of(nbytes, found.kind, moved.turns if moved else around.times)
         sized = dataclasses.replace(found, layer=found.layer or around.layer, least_nbytes=least, most_nbytes=most)
         self.exchanges.append((moved, sized))
 
@@ -528,6 +531,7 @@ class _Costs:
         return 2 * products_of(operation, self._module)
 
 
+_PARTS = ("stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")
 _KERNELS = ("tpu_custom_call", "__cudnn$fmha")
 _NEEDS_ITS_LAYOUT = ("func.return", "stablehlo.return", "stablehlo.concatenate")
 """Users of reshards for which XLA was found to exchange as Shardy does."""
@@ -577,8 +581,9 @@ def _turns(loop: Any) -> int:
 
 def _is_zero(value: Any) -> bool:
     """Whether an array without dims is a constant zero."""
-    is_made = not is_argument(value.owner) and value.owner.operation.name.endswith(".constant")
-    return is_made and value.type.rank == 0 and "dense<0.0" in str(value.owner.operation.attributes["value"])
+    if is_argument(value.owner) or not value.owner.operation.name.endswith(".constant") or "complex" in str(value.type):
+        return False
+    return value.type.rank == 0 and "dense<0.0" in str(value.owner.operation.attributes["value"])
 
 
 def _constant(value: Any) -> int | None:
