@@ -263,6 +263,7 @@ RATES: Mapping[str, Rate] = {
     "reshard": Rate(0.2, 4),  # an operation whose operands get other layouts
     "stack": Rate(0.2, 1),  # a reshard of the part of an array that a loop takes or replaces
     "neighbour": Rate(0.2, 2),  # another collective of a layer with reshards
+    "product": Rate(0.2, 1),  # a sum of products of operands that are smaller
     "border": Rate(0, 1, may_change=False),  # borders of shards that convolutions share
     "statistic": Rate(0.5, 1, may_change=False),  # equal sums
     "small": Rate(0.5, 1),  # arrays that are reduced as a whole or scattered

@@ -494,6 +494,8 @@ class _Costs:
         elif moved.kind == "all_reduce" and self._module.platform != "cpu" and _is_statistic(maker):
             reason = "XLA may exchange equal sums of batch statistics once"
             estimate = estimate_at(maker.operation, reason, "statistic")
+        elif moved.kind == "all_reduce" and self._has_small_operand(maker, axes):
+            estimate = estimate_at(maker.operation, "XLA may gather an operand instead of a larger sum", "product")
         found = Collective(moved.kind, axes, moved.nbytes, turns, layer, made_by)
         if len(need) != 3:
             return found, estimate
@@ -501,6 +503,16 @@ class _Costs:
         needed_by = layer_in(need[0]) or ("" if is_asked else around.layer)
         estimate = self._chosen[int(need[2])] if need[2] else estimate
         return dataclasses.replace(found, needed_by=needed_by, is_asked=is_asked, weight=weight), estimate
+
+    def _has_small_operand(self, maker: Any, axes: tuple[str, ...]) -> bool:
+        """Whether arguments of a function are multiplied that are smaller than their product, as in unrolled loops."""
+        if is_argument(maker) or maker.operation.name != "stablehlo.dot_general":
+            return False
+        operands, shards = maker.operation.operands, math.prod(self._module.sizes[axis] for axis in axes)
+        is_inside = all(is_argument(each.owner) and each.owner.owner.operation.name == "func.func" for each in operands)
+        is_inside = is_inside and operands[0].owner != self._module.block("main")
+        made = self._module.nbytes(maker.operation.results[0])
+        return is_inside and shards * min(map(self._module.nbytes, operands)) < made
 
     def _axes_of(self, operation: Any) -> tuple[str, ...]:
         if operation.name == "sdy.collective_permute":
