@@ -190,7 +190,7 @@ def _gathers_by_rule(step: Propagated, rules: LayoutMap, least: float) -> Iterat
             yield Problem(
                 "reshard",
                 _place(group[0]),
-                f"{_ESTIMATE * _is_estimate(group)}rule {rule!r} makes {where} gather its output over {over}",
+                f"rule {rule!r} makes {where} gather its output over {over}",
                 f"{_size(group)} a step{_how_often(group)}",
                 f"a rule with the layout that the weights of {where} give the output",
                 f"name {over} in rule {rule!r}, or remove the rule",

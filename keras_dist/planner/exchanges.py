@@ -269,7 +269,7 @@ RATES: Mapping[str, Rate] = {
     "small": Rate(0.5, 1),  # arrays that are reduced as a whole or scattered
     "other": Rate(0, 2),  # operations across shards without a known exchange, of the array that they would gather
 }
-"""By the kind of an estimate. Where `may_change`, XLA may move an exchange out of a loop, too.
+"""By the kind of an estimate. Where `may_change`, the least is 0 in loops, out of which XLA may move an exchange.
 
 Source: random programs that were compiled for `cpu:8` and `v5e:2x4`. `python -m tests.planner.random_programs` compares
 the intervals with XLA's programs.
@@ -279,7 +279,7 @@ the intervals with XLA's programs.
 def interval_of(nbytes: int, kind: str, turns: int = 1) -> tuple[int, int]:
     """Return between how many bytes XLA exchanges where `nbytes` are expected; `kind` is a key of `RATES` or empty."""
     least, most, may_change = RATES[kind] if kind else Rate(1, 1)
-    return int(least * nbytes / (max(turns, 1) if may_change else 1)), int(most * nbytes)
+    return 0 if kind and may_change and turns != 1 else int(least * nbytes), int(most * nbytes)
 
 
 def estimate_at(operation: Any, reason: str, kind: str = "other") -> Estimate:

@@ -267,14 +267,23 @@ _Exchange = tuple[Collective | None, Estimate | None]
 
 
 def _with_neighbours(exchanges: Sequence[_Exchange]) -> Iterator[_Exchange]:
-    """Mark all collectives of layers for whose operands XLA may choose other layouts."""
-    chosen = {
-        layer for moved, found in exchanges if moved and found and found.kind == "reshard" for layer in _layers(moved)
-    }
+    """Mark collectives of layers for whose operands XLA may choose other layouts, or rotate shards."""
+    chosen: set[str] = set()
+    rotated: set[str] = set()
     for moved, found in exchanges:
-        if moved and moved.doubt not in ("reshard", "stack") and not chosen.isdisjoint(_layers(moved, inside=True)):
-            moved, reason = dataclasses.replace(moved, doubt="neighbour"), "XLA may choose other layouts in this layer"
-            found = Estimate(moved.layer, moved.operation, reason, "", 1, *moved.interval, moved.doubt)
+        if moved and found and found.kind == "reshard":
+            chosen |= _layers(moved)
+        elif found and not moved:
+            rotated.add(found.layer)
+    for moved, found in exchanges:
+        if moved and moved.doubt not in ("reshard", "stack"):
+            is_rotated = moved.kind == "collective_permute" and moved.layer in rotated
+            if is_rotated or not chosen.isdisjoint(_layers(moved, inside=True)):
+                moved, reason = (
+                    dataclasses.replace(moved, doubt="neighbour"),
+                    "XLA may choose other layouts in this layer",
+                )
+                found = Estimate(moved.layer, moved.operation, reason, "", 1, *moved.interval, moved.doubt)
         yield moved, found
 
 
