@@ -145,11 +145,10 @@ def find_frontier(
 ) -> Frontier:
     """Return memory and times for `search`, some of `SEARCHED`; see `plan`."""
     searched = _checked(search)
-    if target is None:
+    if target is None or not target.hbm_nbytes:
         fix = 'name it: plan(..., search=("batch", "remat"), target="v5e:2x4")'
-        raise ConfigError(
-            "plan(search=...) needs a target, whose memory limits the batch", given="target=None", fix=fix
-        )
+        summary = "plan(search=...) needs a target whose memory limits the batch"
+        raise ConfigError(summary, given=f"target={target and target.name!r}", fix=fix)
     given = len(jax.tree.leaves(batch)[0])
     trials = _Trials(trace, batch, target, "remat" in searched, (None, "pinned_host")[: 1 + ("offload" in searched)])
     trials.add(given)
@@ -160,8 +159,6 @@ def find_frontier(
         rows = given
         while trials.may_fit(rows) and rows < _MOST_DOUBLED * given and trials.add(2 * rows):
             rows *= 2
-    if not trials.points:
-        raise ConfigError("plan(search=...): the step cannot be planned", given="; ".join(trials.refused))
     return Frontier(tuple(trials.compiled(timeout_seconds) if compiles else trials.points), tuple(trials.refused))
 
 
@@ -192,6 +189,8 @@ class _Trials:
         try:
             program = self._trace(batch=batch, remat=remat, slot_memory=place)
         except KerasDistError as error:
+            if not self.points:
+                raise
             reason = f"{error.summary} ({error.given})"
             self.refused[f"{rows} rows, remat={remat!r}, slot_memory={place!r}: {reason}"] = None
             return None
