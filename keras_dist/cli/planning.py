@@ -60,7 +60,8 @@ def plan(
     with to_stderr():
         inputs = _inputs(load(config, mesh, settings), target)
         if search:
-            show(planner.plan(**inputs, target=target or "", compiles=compile_it, search=search), json)
+            inputs |= {"target": target, "search": search, "compiles": compile_it}
+            show(planner.plan(**inputs), json)
             return 0
         lines = lambda found: of_config(toml_of(found), config)  # noqa: E731
         report = planner.plan(**inputs, target=target, compiles=compile_it, config_lines=lines)

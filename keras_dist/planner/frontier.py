@@ -159,6 +159,8 @@ def find_frontier(
         rows = given
         while trials.may_fit(rows) and rows < _MOST_DOUBLED * given and trials.add(2 * rows):
             rows *= 2
+        if rows >= _MOST_DOUBLED * given:
+            trials.refused[f"more than {rows} rows, {_MOST_DOUBLED} batches as given"] = None
     return Frontier(tuple(trials.compiled(timeout_seconds) if compiles else trials.points), tuple(trials.refused))
 
 
