@@ -26,7 +26,7 @@ _HOW = "plan(..., compiles=True), or keras-dist plan --compile"
 _COMPILE = f"compile to decide: {_HOW}"
 _RESERVED_PART = 64
 """Part of the memory of a TPU that XLA keeps for itself: 0.25 of the 16 GiB of v5e (libtpu 0.0.42)."""
-_EXACT = ("least", "ahead", "resident", "reserved", "host", "slots")
+_EXACT = ("least", "ahead", "resident", "reserved", "host", "slots", "snapshot")
 _LEAST_SLOTS = 64
 """The part of the memory from which optimizer slots are worth to be kept on the host."""
 _ONE_PROCESS = 8
@@ -56,6 +56,8 @@ class Verdict:
         devices_per_host: devices whose slots are in the memory of one host.
         slots_nbytes: *exact*: bytes of optimizer slots on the device, which `compile(slot_memory="pinned_host")` would
             keep on the host.
+        snapshot_nbytes: *exact*: bytes of the state that a save copies at most to the memory of a host, where they stay
+            until it is written.
         in_config: whether advice is a line of a config, and not Python.
         most_step_seconds: *propagated*: the least time with the most bytes of estimates; None without estimates.
         calibrated_seconds: *calibrated*: estimated time of a step, from measured trainings; see `planner.calibrate`.
@@ -76,6 +78,7 @@ class Verdict:
     host_nbytes: int = 0
     devices_per_host: int = 1
     slots_nbytes: int = 0
+    snapshot_nbytes: int = 0
     in_config: bool = False
     most_step_seconds: float | None = None
 
@@ -107,7 +110,14 @@ class Verdict:
         return self.rooflines.get("compiled") or self.rooflines["propagated"]
 
     def __str__(self) -> str:
-        parts = f"{self.target}: {self._memory}", *self._bound, *self._slots, self._time
+        saved = f"a save copies at most {render_bytes(self.snapshot_nbytes)} to the memory of a host"
+        parts = (
+            f"{self.target}: {self.memory}",
+            *self._bound,
+            *self._slots,
+            self._time,
+            *[saved] * bool(self.limit_nbytes),
+        )
         return "; ".join(parts) + (f"; not compiled: {self.note}" if self.note else "")
 
     @property
@@ -140,7 +150,8 @@ class Verdict:
             yield f"slots in host memory, {how}, would save {saved}: {rest}"
 
     @property
-    def _memory(self) -> str:
+    def memory(self) -> str:
+        """Whether the step fits, as text."""
         limit = render_bytes(self.limit_nbytes)
         if not self.limit_nbytes:
             return f"uses memory of the host: {self._on_host}"
@@ -219,6 +230,7 @@ def judge(
     options: dict[str, Any] = {
         "dtype": step.dtype if step.dtype in target.chip.flops_per_second else "float32",
         "devices": [device_name(device) for device in mesh.devices.flat],
+        "host_nbytes": program.state.host_nbytes_per_device,
     }
 
     def line(flops: float, accessed: float, collectives: Sequence[Collective]) -> Roofline:
@@ -246,7 +258,9 @@ def judge(
     slots = sum(row.nbytes_per_device for row in program.state.rows if row.role == "slot" and row.shape)
     host = program.state.host_nbytes_per_device
     rest: dict[str, Any] = {"host_nbytes": host, "slots_nbytes": 0 if host else slots, "in_config": in_config}
+    count = collections.Counter(place.host for place in target.places).most_common(1)[0][1]
+    saved = sum(min(row.nbytes, count * row.nbytes_per_device) for row in program.state.rows)
+    rest |= {"devices_per_host": count, "snapshot_nbytes": saved}
     rest["most_step_seconds"] = most_seconds
-    rest["devices_per_host"] = collections.Counter(place.host for place in target.places).most_common(1)[0][1]
     of_fit = program.ahead_nbytes, resident, reserved, step.opaque
     return Verdict(target.name, limit, least, most, rooflines, compiled, note, *of_fit, **rest)
