@@ -184,3 +184,29 @@ def test_a_program_that_is_compiled():
     assert "at the peak, compiled;" in text and "none" in text and report.fits is None
     found = json.loads(report.to_json())["verdict"]
     assert found["compiled"]["flops"] == compiled.flops and found["compiled"]["roofline"]["bottleneck"]
+
+
+def test_least_times_use_the_least_bytes_of_estimates():
+    """The time of a step is never above what XLA may exchange; the most is beside it."""
+    mesh = kd.DeviceMesh("model=8", devices=kd.planner.devices("v5e:2x4", (8,)))
+    rules = kd.LayoutMap(mesh)
+    rules["up/kernel"] = (None, "model")
+    x = jax.ShapeDtypeStruct((64, 4096), "float32")
+
+    def factory():
+        up = kd.layers.Dense(4096, name="up")
+        return kd.Sequential([kd.Input((4096,)), up, kd.layers.Lambda(lambda x: jax.lax.sort(x)[:, ::-1])])
+
+    report = kd.plan(factory, (x, x), kd.ModelParallel(rules), "sgd", "mse", target="v5e:2x4", compiles=False)
+    step, verdict = report.step, report.verdict
+    least, most = (sum(each.nbytes_per_step for each in step.collectives_at(end)) for end in (0, 1))
+    assert least < sum(step.nbytes_by_axes().values()) < most
+    options = {"flops": 0, "accessed_nbytes": 0}
+    ends = [
+        kd.planner.roofline("v5e:2x4", {"model": 8}, collectives=step.collectives_at(end), **options).step_seconds
+        for end in (0, 1)
+    ]
+    (moved,) = verdict.rooflines["propagated"].communication_seconds.values()
+    assert moved == ends[0] and verdict.most_step_seconds >= ends[1] > ends[0]
+    assert verdict.to_dict()["propagated"]["most_step_seconds"] == verdict.most_step_seconds
+    assert "with the most of estimates" in str(verdict)
