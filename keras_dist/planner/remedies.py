@@ -1,7 +1,9 @@
 """`find_remedy`: other layout rules for a step that moves, computes or holds more than it must, found by trying them.
 
-A remedy that follows from the problem alone is often wrong: the layer that gathers is the victim of a rule elsewhere.
-So layouts are changed class by class of dims, each change is propagated, and the best is kept, until none helps.
+The layer that gathers is often the victim of a rule elsewhere. So rules are tried one by one: each is left out, or its
+axes are moved or replaced; weights that no rule matches get layouts, and the batch other axes. Each change is
+propagated. Changes that gain together are combined, and those without which the step costs as little are left out.
+
 A search propagates the step at most `MOST_TRIED` times, each in the time of the plan's own propagation or less, and it
 tries nothing new after a minute. Constraints of activations that layers derive from rules, as experts and pipelines do,
 are not in a screened step. So the step is traced anew under the rules that were found, which must cost less there, too.
@@ -15,9 +17,11 @@ import functools
 import itertools
 import math
 import operator
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from keras_dist.distribution.fully_sharded import FullySharded
 from keras_dist.distribution.layout import Axis
@@ -30,7 +34,6 @@ from keras_dist.distribution.render import render_bytes
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import KerasDistError, LayoutWarning
 from keras_dist.planner.candidates import Screen
-from keras_dist.planner.dim_classes import DimClass, classes_of
 from keras_dist.planner.logical_rules import edited_rules
 from keras_dist.planner.propagation import Propagated, propagate
 from keras_dist.planner.search import fully_sharded, nbytes_of, used_by
@@ -38,6 +41,8 @@ from keras_dist.planner.search_result import options_of
 from keras_dist.planner.tracing import StepProgram
 
 Layouts = Mapping[str, tuple[Axis, ...]]
+Change = tuple[Layouts, ...]
+"""Layouts of the weights of each rule, or of the batch, that change at once."""
 Retrace = Callable[[Distribution], StepProgram]
 """Traces the same step under another distribution."""
 
@@ -45,10 +50,12 @@ MOST_TRIED = 64
 """Largest number of layouts that are propagated to find a remedy."""
 
 _MOST_SECONDS = 60.0
-_MOST_ROUNDS, _MOST_SWAPPED, _LEAST_GAIN, _SAME, _LARGE = 5, 10, 0.01, 0.001, 0.02
-_MOST_REPEATED, _LESS, _HALVED = 0.1, 0.8, 0.6
+_MOST_ALONE, _MOST_SWAPPED, _LEAST_GAIN, _SAME, _LARGE = 48, 10, 0.01, 0.05, 0.02
+"""Layouts that are propagated with one change; pairs of rules that are exchanged; score by which a change is better;
+part by which costs may be higher for a smaller change; part of all bytes from which an unsharded weight is large."""
+_MOST_REPEATED, _HALVED = 0.1, 0.6
 """Part of the FLOPs that rules may add, since a step that moves far less may repeat a small layer; and the part that is
-left where much work was repeated, and where most was."""
+left where most work was repeated."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +105,7 @@ def find_remedy(
     search = _Search(program, step)
     before, best = _figures(program, step), None
     for gain, layouts, changes in search.sets():
-        enough = _score(before) - gain + _LEAST_GAIN
+        enough = _score(before) - gain + _SAME
         if best is not None and _score(best.after) < enough and best.after.hidden_nbytes <= before.hidden_nbytes:
             break
         distribution = search.distribution_of(layouts)
@@ -152,90 +159,57 @@ class _Search:
         self._weights = {row.path: dataclasses.replace(row, axes=row.compute_axes) for row in rows}
         self._slots = {row.path: _followed(row) for row in program.state.rows if row.role == "slot"}
         self._batch = [row for row in program.batch.rows if row.shape]
-        self._classes = list(classes_of(program))
         self._screens: dict[tuple[str, ...], Screen] = {}
         self._tried, self._deadline = 0, time.monotonic() + _MOST_SECONDS
         self._layouts = {row.path: row.axes for row in (*self._weights.values(), *self._batch)}
         self._before = self._costs_of(self._layouts)
 
-    def sets(self) -> list[tuple[float, Layouts, tuple[Layouts, ...]]]:
-        """Return sets of the changes that are found, with expected gain and layouts: all, the first, and each alone.
+    def sets(self) -> Iterator[tuple[float, Layouts, Change]]:
+        """Yield changes, largest effect first, with the expected gain and all layouts: all, then each alone."""
+        found = self._found()
+        for chosen in (found, *((each,) for each in found if len(found) > 1)):
+            layouts = self._layouts_after(chosen)
+            if chosen:
+                yield _score(self._before) - _score(self._costs_of(layouts)), layouts, tuple(chosen)
 
-        First comes the batch over axes along which much work is repeated: where no weight is sharded, in all sets; else
-        alone, since a screened step lacks the constraints of experts. Then comes the largest gain; each change must add
-        to it. In a set, first comes the change that ends most repeated work, and of several the one that ends most
-        reshards.
-        """
-        batch = self._batch_for_all()
-        is_forgotten = batch is not None and not self._used(self._weights, self._layouts)
-        changes = [batch] if batch is not None and is_forgotten else []
-        changes += self._further(changes)
-        count = range(len(changes))
-        costs = [self._costs_of(self._layouts_after([change])) for change in changes]
-        flops = (1 + _MOST_REPEATED) * min((each.flops for each in costs), default=0)
-        ended = [(each.flops > flops, each.moved_nbytes + each.hidden_nbytes, _score(each)) for each in costs]
-        order = sorted(count, key=lambda n: (is_forgotten and n > 0, *ended[n]))
-        sets = [(*range(n + 1),) for n in count] + [(n,) for n in count if n and not is_forgotten]
-        found: list[tuple[float, Layouts, tuple[Layouts, ...]]] = []
-        for chosen in sets:
-            layouts = self._layouts_after([changes[n] for n in chosen])
-            gain = _score(self._before) - _score(self._costs_of(layouts))
-            if is_forgotten or gain > _LEAST_GAIN:
-                found.append((gain, layouts, tuple(changes[n] for n in order if n in chosen)))
-        found.sort(key=lambda each: _LEAST_GAIN * len(each[2]) - each[0])
-        alone = [] if batch is None or is_forgotten else [(math.inf, self._layouts_after([batch]), (batch,))]
-        return [*alone, *found]
+    def _found(self) -> Change:
+        """Return the fewest changes that together cost about as little as all that gain."""
+        scores: list[tuple[float, int, Change]] = []
+        for number, (change, after) in enumerate(self._tries(self._changes(), (), _MOST_ALONE)):
+            if _is_better(after, self._before):
+                scores.append((_score(after) + _SAME * len(change), number, change))
+        found, best = Change(), self._before
+        for *_, change in sorted(scores, key=lambda each: each[:2]):
+            new = tuple(each for each in change if not any(each.keys() & other.keys() for other in found))
+            for _, after in self._tries([new] if new else [], found, MOST_TRIED):
+                if after.flops <= (1 + _MOST_REPEATED) * best.flops and _score(after) < _score(best) - _LEAST_GAIN:
+                    found, best = (*found, *new), after
+        return self._fewest(found, best)
 
-    def _further(self, changes: list[Layouts]) -> list[Layouts]:
-        """Return changes after these, each of which is best after those before it."""
-        layouts = self._layouts_after(changes)
-        best, further = self._costs_of(layouts), list[Layouts]()
-        while len(further) < _MOST_ROUNDS and (found := self._best(layouts, best)):
-            best, change = found
-            layouts = {**layouts, **change}
-            further.append(change)
-        return further
+    def _fewest(self, found: Change, best: Figures) -> Change:
+        """Leave out changes that hardly matter; the change without which the step costs most comes first."""
+        without = {id(one): self._costs_of(self._layouts_after(_other(found, one))) for one in found}
+        for one in sorted(found, key=lambda one: _score(without[id(one)])):
+            others = _other(found, one)
+            if others and _is_near(self._costs_of(self._layouts_after(others)), best):
+                found = others
+        return tuple(sorted(found, key=lambda one: -_score(without[id(one)])))
 
     def _layouts_after(self, changes: Iterable[Layouts]) -> Layouts:
         return functools.reduce(lambda layouts, change: {**layouts, **change}, changes, self._layouts)
 
-    def _batch_for_all(self) -> Layouts | None:
-        """Return the batch over axes along which much work is repeated."""
-        idle, again = self._idle(self._layouts), {axis for each in self._step.repeated for axis in each.axes}
-        axes = [axis for axis in self._sizes if axis in idle or axis in again]
-        tried = self._tries(self._batches(self._layouts, axes), self._layouts)
-        found = [(after.flops, after.moved_nbytes, each) for each, after in tried]
-        flops, _, change = min(found, key=lambda each: each[:2], default=(math.inf, 0, None))
-        return change if flops <= _LESS * self._before.flops else None
-
-    def _best(self, layouts: Layouts, best: Figures) -> tuple[Figures, Layouts] | None:
-        """Return the change with the lowest score, and of equal ones that with the fewest rules."""
-        found = [
-            (_score(after), after, each)
-            for each, after in self._tries(self._candidates(layouts), layouts)
-            if after.flops <= (1 + _MOST_REPEATED) * best.flops  # moving less must not repeat work
-        ]
-        least = min((score for score, *_ in found), default=math.inf)
-        if least > _score(best) - _LEAST_GAIN:
-            return None
-        same = [each for each in found if each[0] < least + _SAME]
-        _, after, change = min(same, key=lambda each: len(self._edited({**layouts, **each[2]})))
-        return after, change
-
-    def _tries(self, changes: Iterable[Layouts], layouts: Layouts) -> Iterator[tuple[Layouts, Figures]]:
+    def _tries(self, changes: Iterable[Change], found: Change, most: int) -> Iterator[tuple[Change, Figures]]:
         for each in changes:
-            if self._tried < MOST_TRIED and time.monotonic() < self._deadline:
-                self._tried += 1
-                yield each, self._costs_of({**layouts, **each})
-
-    def _edited(self, layouts: Layouts) -> LayoutMap:
-        return edited_rules(self._rules, list(self._weights.values()), layouts)
+            if self._tried >= min(most, MOST_TRIED) or time.monotonic() > self._deadline:
+                return
+            self._tried += 1
+            yield each, self._costs_of(self._layouts_after((*found, *each)))
 
     def _propagated(self, layouts: Layouts) -> Propagated:
         kept = tuple(rule for rule in self._rules if rule not in layouts or rule in self._weights)
         if kept not in self._screens:
             self._screens[kept] = Screen(self._program, kept)
-        return self._screens[kept].propagate(self._sizes, self._with_slots(layouts))
+        return self._screens[kept].propagate(self._sizes, self._with_slots(layouts), with_memory=False)
 
     def _with_slots(self, layouts: Layouts) -> Layouts:
         return {**layouts, **{slot: layouts[path] for slot, path in self._slots.items() if path in layouts}}
@@ -246,98 +220,104 @@ class _Search:
         held = fully_sharded(rows, every, gathered, self._sizes) if gathered else every
         return _costs(self._propagated(layouts), nbytes_of(rows, held, self._sizes))
 
-    def _candidates(self, layouts: Layouts) -> Iterator[Layouts]:
-        """Yield changes, most likely first."""
-        yield from ({rule: ()} for rule in self._rules if names_tensor(rule) and rule not in layouts)
-        used, idle = self._used(self._weights, layouts), self._idle(layouts)
-        again = {axis for each in self._step.repeated for axis in each.axes} - set(idle)
-        yield from self._batches(layouts, [*idle, *(axis for axis in self._sizes if axis in again)])
-        yield from filter(None, (self._renamed(layouts, old, new) for new in idle for old in self._sizes if old != new))
-        axes = [axis for axis in self._sizes if axis in used or axis in idle] or list(self._sizes)
-        suspects = self._suspects(layouts)
-        yield from self._swapped(suspects) if layouts is self._layouts else ()
-        entries = {each.name: {layouts[path][dim] for path, dim in self._members(each)} for each in self._classes}
-        for each in sorted(self._classes, key=lambda each: (len(entries[each.name]) < 2, -each.nbytes)):
-            if len(entries[each.name]) > 1 or any(path in suspects for path, _ in each.members):
-                tried = [*axes, *sorted(entry for entry in entries[each.name] if isinstance(entry, tuple)), None]
-                yield from filter(None, (self._assigned(each, entry, layouts) for entry in tried))
+    def _changes(self) -> Iterator[Change]:
+        """Yield each change once, most likely first."""
+        seen: set[frozenset[tuple[str, tuple[Axis, ...]]]] = set()
+        for change in self._proposed():
+            parts = [{path: axes for path, axes in each.items() if axes != self._layouts.get(path)} for each in change]
+            key = frozenset(item for each in parts for item in each.items())
+            if key and key not in seen:
+                seen.add(key)
+                yield tuple(each for each in parts if each)
 
-    def _members(self, each: DimClass) -> list[tuple[str, int]]:
-        return [(path, dim) for path, dim in each.members if path in self._weights]
+    def _proposed(self) -> Iterator[Change]:
+        """Yield rules for activations left out, other axes of the batch or of all rules, and layouts of weights."""
+        yield from (({rule: ()},) for rule in self._rules if names_tensor(rule))
+        yield from (({row.path: (entry, *row.axes[1:]) for row in self._batch},) for entry in self._batch_entries())
+        rules, kinds = self._grouped(self._rule_of), self._grouped(_kind)
+        unruled = rules.pop(None, [])
+        for old, new in itertools.product(self._sizes, self._idle()):
+            renamed = (_with(rows, [new if entry == old else entry for entry in rows[0].axes]) for rows in rules.values())
+            yield tuple(each for each in renamed if self._divides_all(each))
+        mixed = [(rows, {row.axes for row in rows if any(row.axes)}) for rows in kinds.values()]
+        mixed = [(rows, found) for rows, found in mixed if len({row.axes for row in rows}) > 1]
+        yield tuple(_with(rows, min(found, key=str)) for rows, found in mixed)
+        yield from ((_with(rows, axes),) for rows, found in mixed for axes in found)
+        suspects = self._suspects()
+        parts = self._grouped(lambda row: (self._rule_of(row), _kind(row)))
+        subjects = [rows for rows in (*rules.values(), *parts.values()) if any(row.path in suspects for row in rows)]
+        yield from ((_with(rows, axes),) for rows in subjects for axes in self._others(rows))
+        ruled = [rows for rows in rules.values() if any(rows[0].axes)]
+        for one, other in itertools.islice(itertools.combinations(ruled, 2), _MOST_SWAPPED):
+            pair = _with(one, other[0].axes), _with(other, one[0].axes)
+            yield pair if all(map(self._divides_all, pair)) else ()
+        yield from ((_with(rows, axes),) for rows in ruled for axes in self._others(rows))
 
-    def _used(self, paths: Iterable[str], layouts: Layouts) -> set[str]:
-        return {axis for path in paths for axis in used_by(layouts[path])}
+    def _rule_of(self, row: Row) -> str | None:
+        rule = (row.rule or "").partition(", ")[0]
+        return rule if rule in self._rules else None
 
-    def _idle(self, layouts: Layouts) -> list[str]:
+    def _grouped(self, key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+        groups: dict[Any, list[Row]] = collections.defaultdict(list)
+        for row in self._weights.values():
+            if not (row.rule or "").startswith(FOLLOWS):
+                groups[key(row)].append(row)
+        return groups
+
+    def _used(self, rows: Iterable[Row]) -> set[str]:
+        return {axis for row in rows for axis in used_by(row.axes)}
+
+    def _idle(self) -> list[str]:
         """Return the axes that shard neither weights nor the batch."""
-        busy = self._used([*self._weights, *(row.path for row in self._batch)], layouts)
+        busy = self._used([*self._weights.values(), *self._batch])
         return [axis for axis, size in self._sizes.items() if size > 1 and axis not in busy]
 
-    def _batches(self, layouts: Layouts, axes: Iterable[str]) -> Iterator[Layouts]:
-        """Yield layouts of the batch over each of these axes, also with the axes now, and over all."""
-        now, used = layouts[self._batch[0].path][0], self._used((row.path for row in self._batch), layouts)
-        axes = [axis for axis in axes if axis not in used]
-        entries = [entry for axis in axes for entry in (axis, _joined(now, axis))]
-        entries += [tuple(axis for axis in self._sizes if axis in (*axis_tuple(now), *axes))] if len(axes) > 1 else []
+    def _batch_entries(self) -> Iterator[Axis]:
+        """Yield each axis for the batch, the axes now with each other one, and all axes."""
+        now, every = axis_tuple(self._batch[0].axes[0]), [axis for axis, size in self._sizes.items() if size > 1]
+        entries = [(axis,) for axis in every] + [(*now, axis) for axis in every if axis not in now] + [(*every,)]
+        taken = {axis for row in self._batch for axis in used_by(row.axes[1:])}
         for entry in dict.fromkeys(entries):
-            if not any(row.shape[0] % self._shards(entry) for row in self._batch):
-                yield {row.path: (entry, *layouts[row.path][1:]) for row in self._batch}
+            if taken.isdisjoint(entry) and not any(row.shape[0] % self._shards(entry) for row in self._batch):
+                yield entry if len(entry) > 1 else entry[0]
+
+    def _others(self, rows: list[Row]) -> Iterator[tuple[Axis, ...]]:
+        """Yield other layouts for weights of one layout: one axis less, axes moved, one axis, and none."""
+        now, rank = rows[0].axes, len(rows[0].shape)
+        batch = self._used(self._batch)
+        used = [axis for axis in self._sizes if axis in self._used(self._weights.values()) or axis in self._idle()]
+        axes = [axis for axis in used if axis not in batch] or used or list(self._sizes)
+        found: list[tuple[Axis, ...]] = []
+        if len(used_by(now)) > 1:
+            found += [tuple(_without(entry, axis) for entry in now) for axis in self._sizes if axis in used_by(now)]
+        found += sorted(set(itertools.permutations(now)), key=str)
+        found += [tuple(axis if at == dim else None for at in range(rank)) for axis in axes for dim in range(rank)[::-1]]
+        yield from (each for each in dict.fromkeys([*found, (None,) * rank]) if self._divides_all(_with(rows, each)))
 
     def _shards(self, entry: Axis) -> int:
         return math.prod(self._sizes[name] for name in axis_tuple(entry))
 
-    def _renamed(self, layouts: Layouts, old: str, new: str) -> Layouts:
-        """Return the layouts of weights that change if one axis replaces another."""
-        found: dict[str, tuple[Axis, ...]] = {}
-        for row in self._weights.values():
-            axes = tuple(new if entry == old else entry for entry in layouts[row.path])
-            if axes != layouts[row.path] and self._divides(axes, row):
-                found[row.path] = axes
-        return found
+    def _divides_all(self, layouts: Layouts) -> bool:
+        """Whether there are axes for the dims of all weights, which they divide."""
+        found = [(self._weights[path].shape, [*map(self._shards, axes)]) for path, axes in layouts.items()]
+        return all(len(shape) == len(axes) and not any(map(operator.mod, shape, axes)) for shape, axes in found)
 
-    def _swapped(self, suspects: set[str]) -> Iterator[Layouts]:
-        """Yield layouts with two rules for suspects exchanged."""
-        groups: dict[str | None, list[Row]] = collections.defaultdict(list)
-        for row in (row for row in self._weights.values() if row.path in suspects and any(row.axes)):
-            groups[row.rule].append(row)
-        for one, other in itertools.islice(itertools.combinations(groups.values(), 2), _MOST_SWAPPED):
-            first, second = one[0].axes, other[0].axes
-            found = {row.path: second for row in one} | {row.path: first for row in other}
-            if first != second and all(self._divides(axes, self._weights[path]) for path, axes in found.items()):
-                yield found
-
-    def _divides(self, axes: tuple[Axis, ...], row: Row) -> bool:
-        return len(axes) == len(row.shape) and not any(map(operator.mod, row.shape, map(self._shards, axes)))
-
-    def _suspects(self, layouts: Layouts) -> set[str]:
-        """Return weights of submodules with hidden reshards or repeated work, and sliced, large or unlike weights."""
+    def _suspects(self) -> set[str]:
+        """Return weights of submodules with hidden reshards or repeated work, and sliced or large weights."""
         layers = {each.layer for each in self._step.repeated}
         for each in self._step.collectives:
             layers |= set() if each.is_asked else {each.layer, each.needed_by}
         found = {self._program.arguments[index] for index, _ in self._step.sliced}
         least = _LARGE * sum(row.nbytes for row in self._weights.values())
         for path, row in self._weights.items():
-            if path.rpartition("/")[0] in layers or (row.nbytes > least and not any(layouts[path])):
+            is_large = row.nbytes > least and not any(row.axes)
+            if is_large or (path.rpartition("/")[0] in layers and (any(row.axes) or len(row.shape) > 1)):
                 found.add(path)
-        for each in self._classes:
-            entries = {path: layouts[path][dim] for path, dim in self._members(each)}
-            usual = next(iter(collections.Counter(entries.values()).most_common(1)), (None,))[0]
-            found |= {path for path, entry in entries.items() if entry != usual}
         return found
-
-    def _assigned(self, each: DimClass, entry: Axis, layouts: Layouts) -> Layouts:
-        """Return the layouts that change if this entry shards all weights' dims of a class, and no others of them."""
-        found: dict[str, tuple[Axis, ...]] = {}
-        for (path, dim), parts in zip(each.members, each.parts, strict=True):
-            if path in self._weights and parts % self._shards(entry) == 0:
-                axes = [None if set(axis_tuple(old)) & set(axis_tuple(entry)) else old for old in layouts[path]]
-                axes[dim] = entry
-                found[path] = tuple(axes)
-        return {path: axes for path, axes in found.items() if axes != layouts[path]}
 
     def distribution_of(self, layouts: Layouts) -> Distribution:
         """Return a distribution with these layouts."""
-        now, rules = self._program.distribution, self._edited(layouts)
+        now, rules = self._program.distribution, edited_rules(self._rules, list(self._weights.values()), layouts)
         batch = now.batch_dim_name
         if any(layouts[row.path][0] != row.axes[0] for row in self._batch):
             batch = layouts[self._batch[0].path][0]
@@ -347,8 +327,28 @@ class _Search:
         return ModelParallel(rules, () if batch is None else batch, **options)
 
 
-def _joined(entry: Axis, axis: str) -> Axis:
-    return (*axis_tuple(entry), axis) if entry else axis
+def _with(rows: Iterable[Row], axes: Iterable[Axis]) -> Layouts:
+    return {row.path: tuple(axes) for row in rows}
+
+
+def _without(entry: Axis, axis: str) -> Axis:
+    left = tuple(name for name in axis_tuple(entry) if name != axis)
+    return left if len(left) > 1 else left[0] if left else None
+
+
+def _kind(row: Row) -> tuple[str, tuple[int, ...]]:
+    """Return one key for the same weight of all blocks."""
+    return re.sub(r"\d+", "#", row.path), row.shape
+
+
+def _other(changes: Change, left_out: Layouts) -> Change:
+    return tuple(each for each in changes if each is not left_out)
+
+
+def _is_near(figures: Figures, best: Figures) -> bool:
+    """Whether all costs are about as low."""
+    pairs = zip(dataclasses.astuple(figures), dataclasses.astuple(best), strict=True)
+    return all(one <= (1 + _SAME) * other for one, other in pairs)
 
 
 def _followed(row: Row) -> str:
