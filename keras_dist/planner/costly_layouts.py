@@ -19,26 +19,24 @@ from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.pipelining import Pipeline
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_axes, render_bytes
-from keras_dist.distribution.strategy import Distribution
 from keras_dist.planner.exchanges import axes_text
 from keras_dist.planner.explanation import reason_of
 from keras_dist.planner.propagation import Collective, Propagated, Repeated
 from keras_dist.planner.remedies import Remedy, Retrace, find_remedy
 from keras_dist.planner.search import used_by
+from keras_dist.planner.search_result import ConfigPart
 from keras_dist.planner.tracing import StepProgram
 
-_LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE, _LEAST_CAUSE = 0.04, 0.02, 0.1, 0.05
-_LEAST_RESHARD, _MOST_MAKERS = 0.01, 3
-_LEAST_ALONE = 0.1
+_LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE, _LEAST_GAIN = 0.04, 0.02, 0.1, 0.1
+_LEAST_RESHARD, _MOST_MAKERS = 0.02, 3
+_LEAST_ALONE = 0.2
 """The part of the FLOPs from which repeated work is a problem although no rules end it."""
 _EXPERTS = re.compile(r"(^|[/_])experts?([/_]|$)")
-NO_RULE = (
-    "no rules that were tried cost less; print(kd.planner.dim_classes(model, batch)) shows what sharding dims costs"
-)
+NO_RULE = "no rules that were tried cost less; AutoParallel, or `keras-dist auto` for a config, searches for other layouts"
 
 
 def costly_layouts(
-    program: StepProgram, step: Propagated, retrace: Retrace, written: Callable[[Distribution], str]
+    program: StepProgram, step: Propagated, retrace: Retrace, written: Callable[[ConfigPart], str]
 ) -> tuple[Problem, ...]:
     """Return the problems of a step whose layouts cost more than they must; first the cause, if a remedy is known.
 
@@ -46,20 +44,19 @@ def costly_layouts(
     """
     if program.stages:
         batch = set(axis_tuple(program.distribution.batch_dim_name))
-        return tuple(_not_pipelined(each, batch.isdisjoint(axis_tuple(each.axis))) for each in program.stages)
+        return tuple(_not_pipelined(each, batch.isdisjoint(axis_tuple(each.axis)), written) for each in program.stages)
     problems, large = _problems(program, step), [*_large_weights(program)]
     remedy = find_remedy(program, step, retrace, written) if problems or large else None
     if remedy is None:
         return _without_small(problems, program, step)
     changed = {path for change in remedy.changes for path in change}
-    problems += tuple(each for each in large if each.path in changed - {each.path for each in problems})
-    if not problems:
-        return ()
+    if remedy.gain >= _LEAST_GAIN:
+        problems += tuple(each for each in large if each.path in changed - {each.path for each in problems})
     left = {(each.kind, each.path) for each in _problems(remedy.program, remedy.step)}
-    if remedy.gain < _LEAST_CAUSE and all((each.kind, each.path) in left for each in problems):
-        return _without_small(problems, program, step)  # the rules cost a little less, for another reason
-    ended = (each if (each.kind, each.path) in left else _with_fix(each, remedy) for each in problems)
-    return (_cause(program, remedy), *_without_small(ended, program, step))
+    is_ended = [(each.kind, each.path) not in left for each in problems]
+    problems = tuple(_with_fix(each, remedy) if ends else each for each, ends in zip(problems, is_ended, strict=True))
+    cause = (_cause(program, remedy),) if any(is_ended) else ()  # else the rules cost less for another reason
+    return (*cause, *_without_small(problems, program, step))
 
 
 def _without_small(problems: Iterable[Problem], program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
@@ -68,7 +65,7 @@ def _without_small(problems: Iterable[Problem], program: StepProgram, step: Prop
     return tuple(each for each in problems if each.kind != "repeated" or each.fix != NO_RULE or each.path in large)
 
 
-def _not_pipelined(stack: Pipeline, repeats_work: bool) -> Problem:
+def _not_pipelined(stack: Pipeline, repeats_work: bool, written: Callable[[ConfigPart], str]) -> Problem:
     over, more = axes_text(axis_tuple(stack.axis)), " and computes" * repeats_work
     return Problem(
         "pipeline",
@@ -76,7 +73,7 @@ def _not_pipelined(stack: Pipeline, repeats_work: bool) -> Problem:
         f"{stack.layer!r} is sharded over {over} along its layers, and `compile` has no `micro_batches`",
         f"each of the {stack.stages} stages gathers{more} all layers",
         "a pipeline, in which each stage computes its own layers",
-        f"compile(..., micro_batches={2 * stack.stages})",
+        written({"training": {"micro_batches": 2 * stack.stages}}),
     )
 
 
@@ -141,7 +138,6 @@ def _large_weights(program: StepProgram) -> Iterator[Problem]:
     least = _LEAST_LARGE * sum(row.nbytes_per_device for row in program.state.rows if row.role == "parameter")
     every = set(program.state.mesh.axis_names)
     used = used_by([entry for row in rows for entry in row.compute_axes])
-    used -= set(axis_tuple(program.distribution.batch_dim_name))
     grouped: dict[tuple[str, tuple[int, ...]], list[Row]] = collections.defaultdict(list)
     for row in rows:
         grouped[re.sub(r"\d+", "#", row.path), row.shape].append(row)
@@ -161,7 +157,7 @@ def hidden_reshards(step: Propagated, rules: LayoutMap | None) -> Iterator[Probl
 
     A hidden reshard is a gather, all-to-all or permute that Shardy inserts because an operation needs other layouts of
     its operands. Reductions are not reported, nor reshards by constraints, except gathers of activations because of a
-    rule. Reshards in loops come first, then the largest; less than a hundredth of all bytes is not reported.
+    rule. Reshards in loops come first, then the largest; less than a fiftieth of all bytes is not reported.
     """
     grouped: dict[tuple[str, str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
     for each in step.collectives:

@@ -21,7 +21,7 @@ from keras_dist.planner.costly_layouts import costly_layouts
 from keras_dist.planner.explanation import activations
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.report import PlanReport
-from keras_dist.planner.search_result import code_of
+from keras_dist.planner.search_result import ConfigPart, code_of
 from keras_dist.planner.targets import Target, as_target, devices
 from keras_dist.planner.tracing import StepProgram, Traceable, forward_of, planning, trace_step
 from keras_dist.planner.verdict import judge
@@ -41,7 +41,7 @@ def plan(
     compiles: bool = True,
     timeout_seconds: float = 600,
     flash_attention: bool = False,
-    config_lines: Callable[[Distribution], str] | None = None,
+    config_lines: Callable[[ConfigPart], str] | None = None,
 ) -> PlanReport:
     """Report the layouts of a train step, its communication, and its costs.
 
@@ -67,7 +67,8 @@ def plan(
         flash_attention: whether the machine will compute attention by a kernel that does not store scores. The least
             time then leaves out the traffic of scores that the lowered step stores. Kernels in the step, such as those
             of `kd.pretrained`, need no such promise.
-        config_lines: returns the lines of a config for a distribution. Remedies are then such lines, and not Python.
+        config_lines: returns the lines of a config for a distribution, or for tables such as
+            `{"training": {"micro_batches": 8}}`. All advice of the report is then such lines, and not Python.
 
     Raises:
         ConfigError: `target` is not a machine.

@@ -37,7 +37,7 @@ from keras_dist.planner.candidates import Screen
 from keras_dist.planner.logical_rules import edited_rules
 from keras_dist.planner.propagation import Propagated, propagate
 from keras_dist.planner.search import fully_sharded, nbytes_of, used_by
-from keras_dist.planner.search_result import options_of
+from keras_dist.planner.search_result import ConfigPart, options_of
 from keras_dist.planner.tracing import StepProgram
 
 Layouts = Mapping[str, tuple[Axis, ...]]
@@ -50,12 +50,15 @@ MOST_TRIED = 64
 """Largest number of layouts that are propagated to find a remedy."""
 
 _MOST_SECONDS = 60.0
-_MOST_ALONE, _MOST_SWAPPED, _LEAST_GAIN, _SAME, _LARGE = 48, 10, 0.01, 0.05, 0.02
-"""Layouts that are propagated with one change; pairs of rules that are exchanged; score by which a change is better;
-part by which costs may be higher for a smaller change; part of all bytes from which an unsharded weight is large."""
-_MOST_REPEATED, _HALVED = 0.1, 0.6
+_MOST_ALONE, _MOST_TOGETHER, _MOST_SWAPPED = 44, 54, 10
+"""Numbers of propagated layouts after which no single change, and no further one, is tried; pairs of rules that are
+exchanged."""
+_LEAST_GAIN, _SAME, _LARGE = 0.01, 0.05, 0.02
+"""Score by which a change is better; part by which costs may be higher for a smaller change; part of all bytes from
+which an unsharded weight is large."""
+_MOST_REPEATED, _HALVED, _MOST_WHOLE = 0.1, 0.6, 0.1
 """Part of the FLOPs that rules may add, since a step that moves far less may repeat a small layer; and the part that is
-left where most work was repeated."""
+left where most work was repeated; part of the bytes of all weights that loses its layout, which costs memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +99,7 @@ class Remedy:
 
 
 def find_remedy(
-    program: StepProgram, step: Propagated, retrace: Retrace, written: Callable[[Distribution], str]
+    program: StepProgram, step: Propagated, retrace: Retrace, written: Callable[[ConfigPart], str]
 ) -> Remedy | None:
     """Return the best rules of those that were tried, `written`; None if none is better than the rules of the step.
 
@@ -160,50 +163,59 @@ class _Search:
         self._slots = {row.path: _followed(row) for row in program.state.rows if row.role == "slot"}
         self._batch = [row for row in program.batch.rows if row.shape]
         self._screens: dict[tuple[str, ...], Screen] = {}
-        self._tried, self._deadline = 0, time.monotonic() + _MOST_SECONDS
+        self._deadline = time.monotonic() + _MOST_SECONDS
         self._layouts = {row.path: row.axes for row in (*self._weights.values(), *self._batch)}
-        self._before = self._costs_of(self._layouts)
+        self._known: dict[frozenset[tuple[str, tuple[Axis, ...]]], Figures] = {}
+        self._before = self._costs_after(())
 
     def sets(self) -> Iterator[tuple[float, Layouts, Change]]:
         """Yield changes, largest effect first, with the expected gain and all layouts: all, then each alone."""
         found = self._found()
         for chosen in (found, *((each,) for each in found if len(found) > 1)):
-            layouts = self._layouts_after(chosen)
             if chosen:
-                yield _score(self._before) - _score(self._costs_of(layouts)), layouts, tuple(chosen)
+                yield _score(self._before) - _score(self._costs_after(chosen)), self._layouts_after(chosen), chosen
 
     def _found(self) -> Change:
         """Return the fewest changes that together cost about as little as all that gain."""
-        scores: list[tuple[float, int, Change]] = []
-        for number, (change, after) in enumerate(self._tries(self._changes(), (), _MOST_ALONE)):
+        alone: list[tuple[float, int, Change]] = []
+        for number, (change, after) in enumerate(self._tries(self._changes(), _MOST_ALONE)):
             if _is_better(after, self._before):
-                scores.append((_score(after) + _SAME * len(change), number, change))
+                alone.append((_score(after) + _SAME * len(change), number, change))
         found, best = Change(), self._before
-        for *_, change in sorted(scores, key=lambda each: each[:2]):
-            new = tuple(each for each in change if not any(each.keys() & other.keys() for other in found))
-            for _, after in self._tries([new] if new else [], found, MOST_TRIED):
-                if after.flops <= (1 + _MOST_REPEATED) * best.flops and _score(after) < _score(best) - _LEAST_GAIN:
-                    found, best = (*found, *new), after
+        for *_, change in sorted(alone, key=lambda each: each[:2]):
+            taken = {path for each in found for path in each}
+            more = (*found, *(each for each in change if taken.isdisjoint(each)))
+            for _, after in self._tries([more] if more != found else [], _MOST_TOGETHER):
+                is_smaller = not found or after.held_nbytes <= (1 + _SAME) * best.held_nbytes
+                if is_smaller and _is_better(after, best):
+                    found, best = more, after
         return self._fewest(found, best)
 
     def _fewest(self, found: Change, best: Figures) -> Change:
         """Leave out changes that hardly matter; the change without which the step costs most comes first."""
-        without = {id(one): self._costs_of(self._layouts_after(_other(found, one))) for one in found}
-        for one in sorted(found, key=lambda one: _score(without[id(one)])):
-            others = _other(found, one)
-            if others and _is_near(self._costs_of(self._layouts_after(others)), best):
-                found = others
-        return tuple(sorted(found, key=lambda one: -_score(without[id(one)])))
+        tried = self._tries(_other(found, one) for one in found)
+        without = [(_score(after), one) for one, (_, after) in zip(found, tried, strict=False)]
+        for _, one in sorted(without, key=operator.itemgetter(0)):
+            for others, after in self._tries([_other(found, one)] if len(found) > 1 else []):
+                found = others if _is_near(after, best) else found
+        scores = {id(one): score for score, one in without}
+        return tuple(sorted(found, key=lambda one: -scores.get(id(one), math.inf)))
 
     def _layouts_after(self, changes: Iterable[Layouts]) -> Layouts:
         return functools.reduce(lambda layouts, change: {**layouts, **change}, changes, self._layouts)
 
-    def _tries(self, changes: Iterable[Change], found: Change, most: int) -> Iterator[tuple[Change, Figures]]:
+    def _tries(self, changes: Iterable[Change], most: int = MOST_TRIED) -> Iterator[tuple[Change, Figures]]:
         for each in changes:
-            if self._tried >= min(most, MOST_TRIED) or time.monotonic() > self._deadline:
+            if len(self._known) >= min(most, MOST_TRIED) or time.monotonic() > self._deadline:
                 return
-            self._tried += 1
-            yield each, self._costs_of(self._layouts_after((*found, *each)))
+            yield each, self._costs_after(each)
+
+    def _costs_after(self, changes: Change) -> Figures:
+        layouts = self._layouts_after(changes)
+        key = frozenset(layouts.items())
+        if key not in self._known:
+            self._known[key] = self._costs_of(layouts)
+        return self._known[key]
 
     def _propagated(self, layouts: Layouts) -> Propagated:
         kept = tuple(rule for rule in self._rules if rule not in layouts or rule in self._weights)
@@ -282,17 +294,19 @@ class _Search:
                 yield entry if len(entry) > 1 else entry[0]
 
     def _others(self, rows: list[Row]) -> Iterator[tuple[Axis, ...]]:
-        """Yield other layouts for weights of one layout: one axis less, axes moved, one axis, and none."""
+        """Yield other layouts for weights of one layout: one axis less, axes moved, one axis, and for small weights none."""
         now, rank = rows[0].axes, len(rows[0].shape)
-        batch = self._used(self._batch)
-        used = [axis for axis in self._sizes if axis in self._used(self._weights.values()) or axis in self._idle()]
-        axes = [axis for axis in used if axis not in batch] or used or list(self._sizes)
+        every = [axis for axis, size in self._sizes.items() if size > 1]
+        axes = [axis for axis in every if axis not in self._used(self._batch)] or every
         found: list[tuple[Axis, ...]] = []
         if len(used_by(now)) > 1:
             found += [tuple(_without(entry, axis) for entry in now) for axis in self._sizes if axis in used_by(now)]
         found += sorted(set(itertools.permutations(now)), key=str)
         found += [tuple(axis if at == dim else None for at in range(rank)) for axis in axes for dim in range(rank)[::-1]]
-        yield from (each for each in dict.fromkeys([*found, (None,) * rank]) if self._divides_all(_with(rows, each)))
+        nbytes = sum(row.nbytes for row in rows)
+        if nbytes < _MOST_WHOLE * sum(row.nbytes for row in self._weights.values()):
+            found.append((None,) * rank)
+        yield from (each for each in dict.fromkeys(found) if self._divides_all(_with(rows, each)))
 
     def _shards(self, entry: Axis) -> int:
         return math.prod(self._sizes[name] for name in axis_tuple(entry))
@@ -346,9 +360,9 @@ def _other(changes: Change, left_out: Layouts) -> Change:
 
 
 def _is_near(figures: Figures, best: Figures) -> bool:
-    """Whether all costs are about as low."""
-    pairs = zip(dataclasses.astuple(figures), dataclasses.astuple(best), strict=True)
-    return all(one <= (1 + _SAME) * other for one, other in pairs)
+    """Whether all costs are about as low; hidden reshards count twice."""
+    costs = [(each.moved_nbytes + each.hidden_nbytes, each.flops, each.held_nbytes) for each in (figures, best)]
+    return all(one <= (1 + _SAME) * other for one, other in zip(*costs, strict=True))
 
 
 def _followed(row: Row) -> str:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_dist._support.text_tables import Table, render
@@ -114,8 +114,16 @@ class SearchResult:
         return "\n".join([*lines, ""])
 
 
-def toml_of(distribution: Distribution) -> str:
-    """Return the table `distribution` of a config file, without options that do not change layouts."""
+ConfigPart = Distribution | Mapping[str, Mapping[str, Any]]
+"""Part of a config: a distribution, or tables of options."""
+
+
+def toml_of(part: ConfigPart) -> str:
+    """Return the table `distribution` of a config file, without options that do not change layouts, or other tables."""
+    if isinstance(part, Mapping):
+        tables = ([f"[{name}]", *(f"{key} = {_quoted(value)}" for key, value in part[name].items())] for name in part)
+        return "\n".join(line for table in tables for line in table)
+    distribution = part
     strategies = {FullySharded: "fully_sharded", DataParallel: "data_parallel"}
     strategy = strategies.get(type(distribution), "model_parallel")
     lines = ["[distribution]", f"strategy = {_quoted(strategy)}"]
@@ -132,8 +140,11 @@ def toml_of(distribution: Distribution) -> str:
     return "\n".join(lines)
 
 
-def code_of(distribution: Distribution) -> str:
-    """Return Python code that creates a distribution on `mesh`."""
+def code_of(part: ConfigPart) -> str:
+    """Return Python code that creates a distribution on `mesh`, or that compiles with options of training."""
+    if isinstance(part, Mapping):
+        return f"compile(..., {', '.join(f'{key}={value!r}' for table in part.values() for key, value in table.items())})"
+    distribution = part
     if isinstance(distribution, DataParallel):
         return f"distribution = kd.DataParallel(mesh{', shard_optimizer=True' * distribution.shard_optimizer})"
     rules = () if distribution.layout_map is None else distribution.layout_map.snapshot()
