@@ -32,7 +32,7 @@ _LEAST_RESHARD, _MOST_MAKERS = 0.02, 3
 _LEAST_ALONE = 0.2
 """The part of the FLOPs from which repeated work is a problem although no rules end it."""
 _EXPERTS = re.compile(r"(^|[/_])experts?([/_]|$)")
-NO_RULE = "no rules that were tried cost less; AutoParallel, or `keras-dist auto` for a config, searches for other layouts"
+NO_RULE = "no rules that were tried cost less; AutoParallel, or `keras-dist auto` for a config, searches for others"
 
 
 def costly_layouts(
@@ -157,52 +157,37 @@ def hidden_reshards(step: Propagated, rules: LayoutMap | None) -> Iterator[Probl
 
     A hidden reshard is a gather, all-to-all or permute that Shardy inserts because an operation needs other layouts of
     its operands. Reductions are not reported, nor reshards by constraints, except gathers of activations because of a
-    rule. Reshards in loops come first, then the largest; less than a fiftieth of all bytes is not reported.
+    rule, which come first. Then come reshards in loops, and the largest; less than a fiftieth of all bytes is not
+    reported.
     """
-    grouped: dict[tuple[str, str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
+    grouped: dict[tuple[str | None, str, str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
     for each in step.collectives:
-        if not each.is_asked:
-            grouped[_alike(_place(each)), each.kind, each.axes].append(each)
+        by_rule = each.is_asked and each.kind == "all_gather" and each.needed_by and not each.weight
+        rule = rules.match(f"{each.needed_by}/output") if by_rule and rules is not None else None
+        if rule is not None or not each.is_asked:
+            grouped[rule, _alike(_place(each)) if rule is None else "", each.kind, each.axes].append(each)
     least = _LEAST_RESHARD * sum(each.nbytes_per_step for each in step.collectives)
-    found = [(kind, axes, group) for (_, kind, axes), group in grouped.items() if _nbytes(group) >= least]
-    found.sort(key=lambda item: (-max(each.turns for each in item[-1]), -_nbytes(item[-1]), _place(item[-1][0])))
-    if rules is not None:
-        yield from _gathers_by_rule(step, rules, least)
-    yield from (_reshard(*item) for item in found)
+    found = [(rule, kind, axes, group) for (rule, _, kind, axes), group in grouped.items() if _nbytes(group) >= least]
+    turns = [max(each.turns for each in group) for *_, group in found]
+    order = sorted(range(len(found)), key=lambda n: (found[n][0] is None, -turns[n], -_nbytes(found[n][-1])))
+    yield from (_reshard(*found[n]) for n in order)
 
 
-def _gathers_by_rule(step: Propagated, rules: LayoutMap, least: float) -> Iterator[Problem]:
-    grouped: dict[tuple[str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
-    for each in step.collectives:
-        if each.is_asked and each.kind == "all_gather" and each.needed_by and not each.weight:
-            rule = rules.match(f"{each.needed_by}/output")
-            if rule is not None:
-                grouped[rule, each.axes].append(each)
-    for (rule, axes), group in grouped.items():
-        where, over = _needing(group), axes_text(axes)
-        if _nbytes(group) >= least:
-            yield Problem(
-                "reshard",
-                _place(group[0]),
-                f"rule {rule!r} makes {where} gather its output over {over}",
-                f"{render_bytes(_nbytes(group))} a step{_how_often(group)}",
-                f"a rule with the layout that the weights of {where} give the output",
-                f"name {over} in rule {rule!r}, or remove the rule",
-            )
-
-
-def _reshard(kind: str, axes: tuple[str, ...], group: list[Collective]) -> Problem:
-    where, over = _needing(group), axes_text(axes)
+def _reshard(rule: str | None, kind: str, axes: tuple[str, ...], group: list[Collective]) -> Problem:
+    where, over, turns = _named(list(dict.fromkeys(map(_place, group)))), axes_text(axes), max(e.turns for e in group)
+    often = f", {turns} turns of a loop" if turns > 1 else ", in a loop" if turns == 0 else ""
+    given = f"{render_bytes(_nbytes(group))} a step{often}"
+    if rule is not None:
+        summary = f"rule {rule!r} makes {where} gather its output over {over}"
+        expected = f"a rule with the layout that the weights of {where} give the output"
+        fix = f"name {over} in rule {rule!r}, or remove the rule"
+        return Problem("reshard", _place(group[0]), summary, given, expected, fix)
     made = list(dict.fromkeys(f"{each.operation or 'an array'} of {each.layer or 'the step'}" for each in group))
     more = f" and {len(made) - _MOST_MAKERS} more" if len(made) > _MOST_MAKERS else ""
-    return Problem(
-        "reshard",
-        _place(group[0]),
-        f"hidden reshard: {where} needs {kind} over {over} that no rule asks for",
-        f"{render_bytes(_nbytes(group))} a step{_how_often(group)}, made by {', '.join(made[:_MOST_MAKERS])}{more}",
-        f"operands with the layouts that {where} needs, or a rule for the gathered layout",
-        NO_RULE,
-    )
+    summary = f"hidden reshard: {where} needs {kind} over {over} that no rule asks for"
+    expected = f"operands with the layouts that {where} needs, or a rule for the gathered layout"
+    given = f"{given}, made by {', '.join(made[:_MOST_MAKERS])}{more}"
+    return Problem("reshard", _place(group[0]), summary, given, expected, NO_RULE)
 
 
 def _place(each: Collective) -> str:
@@ -214,18 +199,9 @@ def _alike(path: str) -> str:
     return "/".join("#" if part.isdecimal() else part for part in path.split("/"))
 
 
-def _needing(group: list[Collective]) -> str:
-    return _named(list(dict.fromkeys(map(_place, group))))
-
-
 def _named(paths: Sequence[str]) -> str:
     """Return the first path, with the number of others."""
     return (repr(paths[0]) if paths[0] else "the step") + (f" and {len(paths) - 1} like it" if len(paths) > 1 else "")
-
-
-def _how_often(group: list[Collective]) -> str:
-    turns = max(each.turns for each in group)
-    return f", {turns} turns of a loop" if turns > 1 else ", in a loop" if turns == 0 else ""
 
 
 def _nbytes(group: list[Collective]) -> int:

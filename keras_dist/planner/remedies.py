@@ -180,7 +180,7 @@ class _Search:
         alone: list[tuple[float, int, Change]] = []
         for number, (change, after) in enumerate(self._tries(self._changes(), _MOST_ALONE)):
             if _is_better(after, self._before):
-                alone.append((_score(after) + _SAME * len(change), number, change))
+                alone.append((_score(after) + _SAME * (len(change) > 1), number, change))
         found, best = Change(), self._before
         for *_, change in sorted(alone, key=lambda each: each[:2]):
             taken = {path for each in found for path in each}
@@ -247,23 +247,24 @@ class _Search:
         yield from (({rule: ()},) for rule in self._rules if names_tensor(rule))
         yield from (({row.path: (entry, *row.axes[1:]) for row in self._batch},) for entry in self._batch_entries())
         rules, kinds = self._grouped(self._rule_of), self._grouped(_kind)
-        unruled = rules.pop(None, [])
+        rules.pop(None, None)
         for old, new in itertools.product(self._sizes, self._idle()):
-            renamed = (_with(rows, [new if entry == old else entry for entry in rows[0].axes]) for rows in rules.values())
+            renamed = [_with(rows, [new if each == old else each for each in rows[0].axes]) for rows in rules.values()]
             yield tuple(each for each in renamed if self._divides_all(each))
         mixed = [(rows, {row.axes for row in rows if any(row.axes)}) for rows in kinds.values()]
         mixed = [(rows, found) for rows, found in mixed if len({row.axes for row in rows}) > 1]
         yield tuple(_with(rows, min(found, key=str)) for rows, found in mixed)
         yield from ((_with(rows, axes),) for rows, found in mixed for axes in found)
+        subjects = [*rules.values(), *(rows for rows in kinds.values() if len({row.axes for row in rows}) == 1)]
+        subjects.sort(key=lambda rows: -sum(row.nbytes for row in rows))
         suspects = self._suspects()
-        parts = self._grouped(lambda row: (self._rule_of(row), _kind(row)))
-        subjects = [rows for rows in (*rules.values(), *parts.values()) if any(row.path in suspects for row in rows)]
-        yield from ((_with(rows, axes),) for rows in subjects for axes in self._others(rows))
-        ruled = [rows for rows in rules.values() if any(rows[0].axes)]
-        for one, other in itertools.islice(itertools.combinations(ruled, 2), _MOST_SWAPPED):
+        suspected = [rows for rows in subjects if not suspects.isdisjoint(row.path for row in rows)]
+        yield from ((_with(rows, axes),) for rows in suspected for axes in self._others(rows))
+        pairs = itertools.combinations((rows for rows in rules.values() if any(rows[0].axes)), 2)
+        for one, other in itertools.islice(pairs, _MOST_SWAPPED):
             pair = _with(one, other[0].axes), _with(other, one[0].axes)
             yield pair if all(map(self._divides_all, pair)) else ()
-        yield from ((_with(rows, axes),) for rows in ruled for axes in self._others(rows))
+        yield from ((_with(rows, axes),) for rows in subjects if any(rows[0].axes) for axes in self._others(rows))
 
     def _rule_of(self, row: Row) -> str | None:
         rule = (row.rule or "").partition(", ")[0]
@@ -294,16 +295,14 @@ class _Search:
                 yield entry if len(entry) > 1 else entry[0]
 
     def _others(self, rows: list[Row]) -> Iterator[tuple[Axis, ...]]:
-        """Yield other layouts for weights of one layout: one axis less, axes moved, one axis, and for small weights none."""
-        now, rank = rows[0].axes, len(rows[0].shape)
+        """Yield layouts for weights of one layout: an axis less, axes moved, one axis, for small weights none."""
+        now, rank, nbytes = rows[0].axes, len(rows[0].shape), sum(row.nbytes for row in rows)
         every = [axis for axis, size in self._sizes.items() if size > 1]
         axes = [axis for axis in every if axis not in self._used(self._batch)] or every
-        found: list[tuple[Axis, ...]] = []
-        if len(used_by(now)) > 1:
-            found += [tuple(_without(entry, axis) for entry in now) for axis in self._sizes if axis in used_by(now)]
+        fewer = used_by(now) if len(used_by(now)) > 1 else set[str]()
+        found = [tuple(_without(entry, axis) for entry in now) for axis in self._sizes if axis in fewer]
         found += sorted(set(itertools.permutations(now)), key=str)
-        found += [tuple(axis if at == dim else None for at in range(rank)) for axis in axes for dim in range(rank)[::-1]]
-        nbytes = sum(row.nbytes for row in rows)
+        found += [(*[None] * dim, axis, *[None] * (rank - dim - 1)) for axis in axes for dim in range(rank)[::-1]]
         if nbytes < _MOST_WHOLE * sum(row.nbytes for row in self._weights.values()):
             found.append((None,) * rank)
         yield from (each for each in dict.fromkeys(found) if self._divides_all(_with(rows, each)))

@@ -119,10 +119,10 @@ ConfigPart = Distribution | Mapping[str, Mapping[str, Any]]
 
 
 def toml_of(part: ConfigPart) -> str:
-    """Return the table `distribution` of a config file, without options that do not change layouts, or other tables."""
+    """Return the table `distribution` of a config file, or other tables."""
     if isinstance(part, Mapping):
-        tables = ([f"[{name}]", *(f"{key} = {_quoted(value)}" for key, value in part[name].items())] for name in part)
-        return "\n".join(line for table in tables for line in table)
+        lines = (line for name in part for line in (f"[{name}]", *map(_line, part[name].items())))
+        return "\n".join(lines)
     distribution = part
     strategies = {FullySharded: "fully_sharded", DataParallel: "data_parallel"}
     strategy = strategies.get(type(distribution), "model_parallel")
@@ -133,6 +133,7 @@ def toml_of(part: ConfigPart) -> str:
         lines.append(f"axis = {_quoted(distribution.axis)}")
     if isinstance(distribution, DataParallel) and distribution.shard_optimizer:
         lines.append("shard_optimizer = true")
+    lines += [_line(option) for option in options_of(distribution).items() if option[0] in _OPTIONS]
     rules = () if distribution.layout_map is None else distribution.layout_map.snapshot()
     lines += ["", "[distribution.layout]"] if rules else []
     for rule, layout in rules:
@@ -143,7 +144,8 @@ def toml_of(part: ConfigPart) -> str:
 def code_of(part: ConfigPart) -> str:
     """Return Python code that creates a distribution on `mesh`, or that compiles with options of training."""
     if isinstance(part, Mapping):
-        return f"compile(..., {', '.join(f'{key}={value!r}' for table in part.values() for key, value in table.items())})"
+        options = (f"{name}={value!r}" for table in part.values() for name, value in table.items())
+        return f"compile(..., {', '.join(options)})"
     distribution = part
     if isinstance(distribution, DataParallel):
         return f"distribution = kd.DataParallel(mesh{', shard_optimizer=True' * distribution.shard_optimizer})"
@@ -275,6 +277,15 @@ def _moved(collectives: Sequence[Collective]) -> str:
 
 def _joined(axes: Axis) -> str:
     return "+".join(axis_tuple(axes))
+
+
+_OPTIONS = ("min_size_bytes", "strict", "sequence_axis")
+"""Options of a strategy that a config has."""
+
+
+def _line(option: tuple[str, Any]) -> str:
+    name, value = option
+    return f"{name} = {_quoted(value)}"
 
 
 def _quoted(value: Any) -> str:
