@@ -11,6 +11,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
@@ -22,7 +23,7 @@ from keras_dist.distribution.render import render_axes, render_bytes
 from keras_dist.planner.exchanges import axes_text
 from keras_dist.planner.explanation import reason_of
 from keras_dist.planner.propagation import Collective, Propagated, Repeated
-from keras_dist.planner.remedies import Remedy, Retrace, find_remedy
+from keras_dist.planner.remedies import Remedy, Retrace, find_remedy, kind_of
 from keras_dist.planner.search import used_by
 from keras_dist.planner.search_result import ConfigPart
 from keras_dist.planner.tracing import StepProgram
@@ -110,7 +111,7 @@ def _repeated_work(program: StepProgram, step: Propagated, least: float = _LEAST
 def _sliced_weights(program: StepProgram, step: Propagated) -> Iterator[Problem]:
     rows = {row.path: row for row in program.state.rows if row.role == "parameter"}
     least = _LEAST_SLICED * sum(row.nbytes for row in rows.values())
-    grouped: dict[tuple[str, tuple[str, ...]], list[Row]] = collections.defaultdict(list)
+    grouped: dict[Any, list[Row]] = collections.defaultdict(list)
     for index, axes in step.sliced:
         row = rows.get(program.arguments[index])
         if (
@@ -118,7 +119,7 @@ def _sliced_weights(program: StepProgram, step: Propagated) -> Iterator[Problem]
             and len(row.shape) > 1
             and not set(axes) & {axis for entry in row.slot_axes for axis in axis_tuple(entry)}
         ):
-            grouped[_alike(row.path), axes].append(row)
+            grouped[kind_of(row), axes].append(row)
     for (_, axes), group in grouped.items():
         if sum(row.nbytes for row in group) >= least:
             held, over = sum(row.nbytes_per_device for row in group), axes_text(axes)
@@ -140,7 +141,7 @@ def _large_weights(program: StepProgram) -> Iterator[Problem]:
     used = used_by([entry for row in rows for entry in row.compute_axes])
     grouped: dict[tuple[str, tuple[int, ...]], list[Row]] = collections.defaultdict(list)
     for row in rows:
-        grouped[re.sub(r"\d+", "#", row.path), row.shape].append(row)
+        grouped[kind_of(row)].append(row)
     for (name, _), group in grouped.items():
         whole = [row for row in group if not any(row.compute_axes)]
         over = used_by([entry for row in group for entry in row.compute_axes]) or used

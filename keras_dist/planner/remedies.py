@@ -56,9 +56,9 @@ exchanged."""
 _LEAST_GAIN, _SAME, _LARGE = 0.01, 0.05, 0.02
 """Score by which a change is better; part by which costs may be higher for a smaller change; part of all bytes from
 which an unsharded weight is large."""
-_MOST_REPEATED, _HALVED, _MOST_WHOLE = 0.1, 0.6, 0.1
+_MOST_REPEATED, _LESS, _HALVED, _MOST_WHOLE = 0.1, 0.8, 0.6, 0.1
 """Part of the FLOPs that rules may add, since a step that moves far less may repeat a small layer; and the part that is
-left where most work was repeated; part of the bytes of all weights that loses its layout, which costs memory."""
+left where much work was repeated, and where most was; part of the bytes of all weights that loses its layout, which costs memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,8 @@ def find_remedy(
         other = propagate(traced.lowered)
         after = _figures(traced, other)
         more = _LEAST_GAIN * max(1, len(changes) - len(best.changes) if best else 0)
-        if _is_better(after, before) and (best is None or _score(after) < _score(best.after) - more):
+        is_best = best is None or (_repeats_no_more(after, best.after) and _score(after) < _score(best.after) - more)
+        if is_best and _is_better(after, before):
             best = Remedy(changes, written(distribution), before, after, traced, other)
     return best
 
@@ -149,8 +150,12 @@ def _score(figures: Figures) -> float:
 
 def _is_better(after: Figures, before: Figures) -> bool:
     """Whether costs are lower. Work that all devices repeat ends at any price: that is what devices are for."""
-    is_lower = after.flops <= (1 + _MOST_REPEATED) * before.flops and _score(after) < _score(before) - _LEAST_GAIN
+    is_lower = _repeats_no_more(after, before) and _score(after) < _score(before) - _LEAST_GAIN
     return is_lower or after.flops <= _HALVED * before.flops
+
+
+def _repeats_no_more(after: Figures, before: Figures) -> bool:
+    return after.flops <= (1 + _MOST_REPEATED) * before.flops
 
 
 class _Search:
@@ -171,18 +176,20 @@ class _Search:
     def sets(self) -> Iterator[tuple[float, Layouts, Change]]:
         """Yield changes, largest effect first, with the expected gain and all layouts: all, then each alone."""
         found = self._found()
-        for chosen in (found, *((each,) for each in found if len(found) > 1)):
+        batch = self._batch_for_all()
+        sets = [batch, found] if batch != found else [found]
+        for chosen in (*sets, *((each,) for each in found if len(found) > 1)):
+            gain = math.inf if chosen is batch else _score(self._before) - _score(self._costs_after(chosen))
             if chosen:
-                yield _score(self._before) - _score(self._costs_after(chosen)), self._layouts_after(chosen), chosen
+                yield gain, self._layouts_after(chosen), chosen
 
     def _found(self) -> Change:
         """Return the fewest changes that together cost about as little as all that gain."""
-        alone: list[tuple[float, int, Change]] = []
-        for number, (change, after) in enumerate(self._tries(self._changes(), _MOST_ALONE)):
-            if _is_better(after, self._before):
-                alone.append((_score(after) + _SAME * (len(change) > 1), number, change))
+        alone = [each for each in self._tries(self._changes(), _MOST_ALONE) if _is_better(each[1], self._before)]
+        flops = (1 + _MOST_REPEATED) * min((after.flops for _, after in alone), default=0)
+        alone.sort(key=lambda each: (each[1].flops > flops, _score(each[1]) + _SAME * (len(each[0]) > 1)))
         found, best = Change(), self._before
-        for *_, change in sorted(alone, key=lambda each: each[:2]):
+        for change, _ in alone:
             taken = {path for each in found for path in each}
             more = (*found, *(each for each in change if taken.isdisjoint(each)))
             for _, after in self._tries([more] if more != found else [], _MOST_TOGETHER):
@@ -190,6 +197,13 @@ class _Search:
                 if is_smaller and _is_better(after, best):
                     found, best = more, after
         return self._fewest(found, best)
+
+    def _batch_for_all(self) -> Change:
+        """Return the batch over axes along which much work is repeated, or nothing: the step may be of experts."""
+        tried = [change for change, _ in self._tries(self._batches())]
+        costs = [(self._costs_after(each).flops, self._costs_after(each).moved_nbytes, each) for each in tried]
+        flops, _, change = min(costs, key=lambda each: each[:2], default=(math.inf, 0, ()))
+        return change if flops <= _LESS * self._before.flops else ()
 
     def _fewest(self, found: Change, best: Figures) -> Change:
         """Leave out changes that hardly matter; the change without which the step costs most comes first."""
@@ -245,8 +259,8 @@ class _Search:
     def _proposed(self) -> Iterator[Change]:
         """Yield rules for activations left out, other axes of the batch or of all rules, and layouts of weights."""
         yield from (({rule: ()},) for rule in self._rules if names_tensor(rule))
-        yield from (({row.path: (entry, *row.axes[1:]) for row in self._batch},) for entry in self._batch_entries())
-        rules, kinds = self._grouped(self._rule_of), self._grouped(_kind)
+        yield from self._batches()
+        rules, kinds = self._grouped(self._rule_of), self._grouped(kind_of)
         rules.pop(None, None)
         for old, new in itertools.product(self._sizes, self._idle()):
             renamed = [_with(rows, [new if each == old else each for each in rows[0].axes]) for rows in rules.values()]
@@ -255,7 +269,9 @@ class _Search:
         mixed = [(rows, found) for rows, found in mixed if len({row.axes for row in rows}) > 1]
         yield tuple(_with(rows, min(found, key=str)) for rows, found in mixed)
         yield from ((_with(rows, axes),) for rows, found in mixed for axes in found)
-        subjects = [*rules.values(), *(rows for rows in kinds.values() if len({row.axes for row in rows}) == 1)]
+        whole = self._grouped(lambda row: (kind_of(row)[0].rpartition("/")[0], row.shape[:1], len(row.shape), any(row.axes)))
+        uniform = [rows for rows in kinds.values() if len({row.axes for row in rows}) == 1]
+        subjects = [*rules.values(), *uniform, *(rows for (*_, rank, used), rows in whole.items() if rank > 2 and not used)]
         subjects.sort(key=lambda rows: -sum(row.nbytes for row in rows))
         suspects = self._suspects()
         suspected = [rows for rows in subjects if not suspects.isdisjoint(row.path for row in rows)]
@@ -285,14 +301,14 @@ class _Search:
         busy = self._used([*self._weights.values(), *self._batch])
         return [axis for axis, size in self._sizes.items() if size > 1 and axis not in busy]
 
-    def _batch_entries(self) -> Iterator[Axis]:
-        """Yield each axis for the batch, the axes now with each other one, and all axes."""
+    def _batches(self) -> Iterator[Change]:
+        """Yield the batch over each axis, over the axes now with each other one, and over all axes."""
         now, every = axis_tuple(self._batch[0].axes[0]), [axis for axis, size in self._sizes.items() if size > 1]
         entries = [(axis,) for axis in every] + [(*now, axis) for axis in every if axis not in now] + [(*every,)]
         taken = {axis for row in self._batch for axis in used_by(row.axes[1:])}
         for entry in dict.fromkeys(entries):
             if taken.isdisjoint(entry) and not any(row.shape[0] % self._shards(entry) for row in self._batch):
-                yield entry if len(entry) > 1 else entry[0]
+                yield ({row.path: (entry if len(entry) > 1 else entry[0], *row.axes[1:]) for row in self._batch},)
 
     def _others(self, rows: list[Row]) -> Iterator[tuple[Axis, ...]]:
         """Yield layouts for weights of one layout: an axis less, axes moved, one axis, for small weights none."""
@@ -349,7 +365,7 @@ def _without(entry: Axis, axis: str) -> Axis:
     return left if len(left) > 1 else left[0] if left else None
 
 
-def _kind(row: Row) -> tuple[str, tuple[int, ...]]:
+def kind_of(row: Row) -> tuple[str, tuple[int, ...]]:
     """Return one key for the same weight of all blocks."""
     return re.sub(r"\d+", "#", row.path), row.shape
 
