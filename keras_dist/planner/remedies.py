@@ -186,7 +186,7 @@ class _Search:
     def _found(self) -> Change:
         """Return the fewest changes that together cost about as little as all that gain."""
         alone = [each for each in self._tries(self._changes(), _MOST_ALONE) if _is_better(each[1], self._before)]
-        flops = (1 + _MOST_REPEATED) * min((after.flops for _, after in alone), default=0)
+        flops = min((after.flops for _, after in alone), default=0) / _LESS
         alone.sort(key=lambda each: (each[1].flops > flops, _score(each[1]) + _SAME * (len(each[0]) > 1)))
         found, best = Change(), self._before
         for change, _ in alone:
