@@ -28,7 +28,7 @@ from keras_dist.planner.search import used_by
 from keras_dist.planner.search_result import ConfigPart
 from keras_dist.planner.tracing import StepProgram
 
-_LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE, _LEAST_GAIN = 0.04, 0.02, 0.1, 0.1
+_LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE, _LEAST_GAIN = 0.04, 0.02, 0.1, 0.2
 _LEAST_RESHARD, _MOST_MAKERS = 0.02, 3
 _LEAST_ALONE = 0.2
 """The part of the FLOPs from which repeated work is a problem although no rules end it."""
@@ -46,13 +46,13 @@ def costly_layouts(
     if program.stages:
         batch = set(axis_tuple(program.distribution.batch_dim_name))
         return tuple(_not_pipelined(each, batch.isdisjoint(axis_tuple(each.axis)), written) for each in program.stages)
-    problems, large = _problems(program, step), [*_large_weights(program)]
-    remedy = find_remedy(program, step, retrace, written) if problems or large else None
+    problems, doubts = _problems(program, step), [*_large_weights(program), *_short_dims(program, step)]
+    remedy = find_remedy(program, step, retrace, written) if problems or doubts else None
     if remedy is None:
         return _without_small(problems, program, step)
     changed = {path for change in remedy.changes for path in change}
     if remedy.gain >= _LEAST_GAIN:
-        problems += tuple(each for each in large if each.path in changed - {each.path for each in problems})
+        problems += tuple(each for each in doubts if each.path in changed - {each.path for each in problems})
     left = {(each.kind, each.path) for each in _problems(remedy.program, remedy.step)}
     is_ended = [(each.kind, each.path) not in left for each in problems]
     problems = tuple(_with_fix(each, remedy) if ends else each for each, ends in zip(problems, is_ended, strict=True))
@@ -151,6 +151,24 @@ def _large_weights(program: StepProgram) -> Iterator[Problem]:
             summary = f"{_named([row.path for row in whole])} is not sharded over {axes_text(sorted(over))}"
             given = f"layout {render_axes(whole[0].axes)}, {render_bytes(held)} on each device"
             yield Problem("whole", whole[0].path, summary, given, f"a layout over {axes_text(sorted(over))}", NO_RULE)
+
+
+def _short_dims(program: StepProgram, step: Propagated) -> Iterator[Problem]:
+    """Yield the problem of matrices that are sharded along the shorter dim: sums over more features are exchanged."""
+    least = _LEAST_LARGE * sum(each.nbytes_per_step for each in step.collectives)
+    summed: dict[tuple[str, tuple[int, ...]], int] = collections.Counter()
+    rows = [row for row in program.state.rows if row.role == "parameter" and len(row.shape) == 2]
+    for row in rows:
+        used, short = used_by(row.compute_axes), 0 if row.compute_axes[0] else 1
+        if used and None in row.compute_axes and 2 * row.shape[short] <= row.shape[1 - short]:
+            layer = row.path.rpartition("/")[0]
+            sums = [each for each in step.collectives if each.layer == layer and each.kind == "all_reduce"]
+            summed[kind_of(row)] += _nbytes([each for each in sums if used <= set(each.axes)])
+    for row in rows:
+        if (nbytes := summed.pop(kind_of(row), 0)) >= least > 0:
+            summary = f"{row.path!r} is sharded along its shorter dim, and the sums of its products are all-reduced"
+            given = f"layout {render_axes(row.axes)}, {render_bytes(nbytes)} a step"
+            yield Problem("reshard", row.path, summary, given, "a layout along the longer dim", NO_RULE)
 
 
 def hidden_reshards(step: Propagated, rules: LayoutMap | None) -> Iterator[Problem]:

@@ -121,7 +121,7 @@ def find_remedy(
         other = propagate(traced.lowered)
         after = _figures(traced, other)
         more = _LEAST_GAIN * max(1, len(changes) - len(best.changes) if best else 0)
-        is_best = best is None or (_repeats_no_more(after, best.after) and _score(after) < _score(best.after) - more)
+        is_best = best is None or (_is_near(after, best.after) and _score(after) < _score(best.after) - more)
         if is_best and _is_better(after, before):
             best = Remedy(changes, written(distribution), before, after, traced, other)
     return best
@@ -150,12 +150,8 @@ def _score(figures: Figures) -> float:
 
 def _is_better(after: Figures, before: Figures) -> bool:
     """Whether costs are lower. Work that all devices repeat ends at any price: that is what devices are for."""
-    is_lower = _repeats_no_more(after, before) and _score(after) < _score(before) - _LEAST_GAIN
+    is_lower = after.flops <= (1 + _MOST_REPEATED) * before.flops and _score(after) < _score(before) - _LEAST_GAIN
     return is_lower or after.flops <= _HALVED * before.flops
-
-
-def _repeats_no_more(after: Figures, before: Figures) -> bool:
-    return after.flops <= (1 + _MOST_REPEATED) * before.flops
 
 
 class _Search:
