@@ -257,7 +257,6 @@ class _Search:
         yield from (({rule: ()},) for rule in self._rules if names_tensor(rule))
         yield from self._batches()
         rules, kinds = self._grouped(self._rule_of), self._grouped(kind_of)
-        rules.pop(None, None)
         for old, new in itertools.product(self._sizes, self._idle()):
             renamed = [_with(rows, [new if each == old else each for each in rows[0].axes]) for rows in rules.values()]
             yield tuple(each for each in renamed if self._divides_all(each))
@@ -265,9 +264,8 @@ class _Search:
         mixed = [(rows, found) for rows, found in mixed if len({row.axes for row in rows}) > 1]
         yield tuple(_with(rows, min(found, key=str)) for rows, found in mixed)
         yield from ((_with(rows, axes),) for rows, found in mixed for axes in found)
-        whole = self._grouped(lambda row: (kind_of(row)[0].rpartition("/")[0], row.shape[:1], len(row.shape), any(row.axes)))
         uniform = [rows for rows in kinds.values() if len({row.axes for row in rows}) == 1]
-        subjects = [*rules.values(), *uniform, *(rows for (*_, rank, used), rows in whole.items() if rank > 2 and not used)]
+        subjects = [*rules.values(), *uniform, *self._grouped(_experts_of).values()]
         subjects.sort(key=lambda rows: -sum(row.nbytes for row in rows))
         suspects = self._suspects()
         suspected = [rows for rows in subjects if not suspects.isdisjoint(row.path for row in rows)]
@@ -283,9 +281,10 @@ class _Search:
         return rule if rule in self._rules else None
 
     def _grouped(self, key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+        """Return weights by key, without factors of LoRA and those of which the key is None."""
         groups: dict[Any, list[Row]] = collections.defaultdict(list)
         for row in self._weights.values():
-            if not (row.rule or "").startswith(FOLLOWS):
+            if not (row.rule or "").startswith(FOLLOWS) and key(row) is not None:
                 groups[key(row)].append(row)
         return groups
 
@@ -359,6 +358,12 @@ def _with(rows: Iterable[Row], axes: Iterable[Axis]) -> Layouts:
 def _without(entry: Axis, axis: str) -> Axis:
     left = tuple(name for name in axis_tuple(entry) if name != axis)
     return left if len(left) > 1 else left[0] if left else None
+
+
+def _experts_of(row: Row) -> tuple[str, int] | None:
+    """Return one key for arrays of a module that have no rule and equal first dims."""
+    is_stacked = len(row.shape) > 2 and not any(row.axes)
+    return (kind_of(row)[0].rpartition("/")[0], row.shape[0]) if is_stacked else None
 
 
 def kind_of(row: Row) -> tuple[str, tuple[int, ...]]:
