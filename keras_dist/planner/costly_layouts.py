@@ -68,14 +68,10 @@ def _without_small(problems: Iterable[Problem], program: StepProgram, step: Prop
 
 def _not_pipelined(stack: Pipeline, repeats_work: bool, written: Callable[[ConfigPart], str]) -> Problem:
     over, more = axes_text(axis_tuple(stack.axis)), " and computes" * repeats_work
-    return Problem(
-        "pipeline",
-        stack.layer,
-        f"{stack.layer!r} is sharded over {over} along its layers, and `compile` has no `micro_batches`",
-        f"each of the {stack.stages} stages gathers{more} all layers",
-        "a pipeline, in which each stage computes its own layers",
-        written({"training": {"micro_batches": 2 * stack.stages}}),
-    )
+    summary = f"{stack.layer!r} is sharded over {over} along its layers, and `compile` has no `micro_batches`"
+    given, fix = f"each of the {stack.stages} stages gathers{more} all layers", {"micro_batches": 2 * stack.stages}
+    expected = "a pipeline, in which each stage computes its own layers"
+    return Problem("pipeline", stack.layer, summary, given, expected, written({"training": fix}))
 
 
 def _problems(program: StepProgram, step: Propagated) -> tuple[Problem, ...]:

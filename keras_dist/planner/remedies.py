@@ -57,8 +57,8 @@ _LEAST_GAIN, _SAME, _LARGE = 0.01, 0.05, 0.02
 """Score by which a change is better; part by which costs may be higher for a smaller change; part of all bytes from
 which an unsharded weight is large."""
 _MOST_REPEATED, _LESS, _HALVED, _MOST_WHOLE = 0.1, 0.8, 0.6, 0.1
-"""Part of the FLOPs that rules may add, since a step that moves far less may repeat a small layer; and the part that is
-left where much work was repeated, and where most was; part of the bytes of all weights that loses its layout, which costs memory."""
+"""Part of the FLOPs that rules may add, since a step that moves far less may repeat a small layer; the part that is
+left where much work was repeated, and where most was; part of the bytes of all weights that may become unsharded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +107,11 @@ def find_remedy(
     """
     search = _Search(program, step)
     before, best = _figures(program, step), None
-    for gain, layouts, changes in search.sets():
-        enough = _score(before) - gain + _SAME
+    for changes in search.sets():
+        enough = _score(before) - search.gain_of(changes) + _SAME
         if best is not None and _score(best.after) < enough and best.after.hidden_nbytes <= before.hidden_nbytes:
             break
-        distribution = search.distribution_of(layouts)
+        distribution = search.distribution_of(search.layouts_after(changes))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", LayoutWarning)
@@ -169,15 +169,16 @@ class _Search:
         self._known: dict[frozenset[tuple[str, tuple[Axis, ...]]], Figures] = {}
         self._before = self._costs_after(())
 
-    def sets(self) -> Iterator[tuple[float, Layouts, Change]]:
-        """Yield changes, largest effect first, with the expected gain and all layouts: all, then each alone."""
-        found = self._found()
-        batch = self._batch_for_all()
-        sets = [batch, found] if batch != found else [found]
-        for chosen in (*sets, *((each,) for each in found if len(found) > 1)):
-            gain = math.inf if chosen is batch else _score(self._before) - _score(self._costs_after(chosen))
-            if chosen:
-                yield gain, self._layouts_after(chosen), chosen
+    def sets(self) -> Iterator[Change]:
+        """Yield changes, largest effect first: the batch, since the step may be of experts; all; then each alone."""
+        batch, found = self._batch_for_all(), self._found()
+        sets = [batch] if batch else []
+        sets += [found] if found not in ((), batch) else []
+        yield from (*sets, *((each,) for each in found if len(found) > 1))
+
+    def gain_of(self, changes: Change) -> float:
+        """Return the expected gain of changes, as a difference of scores."""
+        return _score(self._before) - _score(self._costs_after(changes))
 
     def _found(self) -> Change:
         """Return the fewest changes that together cost about as little as all that gain."""
@@ -187,7 +188,7 @@ class _Search:
         found, best = Change(), self._before
         for change, _ in alone:
             taken = {path for each in found for path in each}
-            more = (*found, *(each for each in change if taken.isdisjoint(each)))
+            more = (*found, *(each for each in change if each and taken.isdisjoint(each)))
             for _, after in self._tries([more] if more != found else [], _MOST_TOGETHER):
                 is_smaller = not found or after.held_nbytes <= (1 + _SAME) * best.held_nbytes
                 if is_smaller and _is_better(after, best):
@@ -195,9 +196,8 @@ class _Search:
         return self._fewest(found, best)
 
     def _batch_for_all(self) -> Change:
-        """Return the batch over axes along which much work is repeated, or nothing: the step may be of experts."""
-        tried = [change for change, _ in self._tries(self._batches())]
-        costs = [(self._costs_after(each).flops, self._costs_after(each).moved_nbytes, each) for each in tried]
+        """Return the batch over axes along which much work is repeated, or nothing."""
+        costs = [(after.flops, after.moved_nbytes, change) for change, after in self._tries(self._batches())]
         flops, _, change = min(costs, key=lambda each: each[:2], default=(math.inf, 0, ()))
         return change if flops <= _LESS * self._before.flops else ()
 
@@ -211,7 +211,8 @@ class _Search:
         scores = {id(one): score for score, one in without}
         return tuple(sorted(found, key=lambda one: -scores.get(id(one), math.inf)))
 
-    def _layouts_after(self, changes: Iterable[Layouts]) -> Layouts:
+    def layouts_after(self, changes: Iterable[Layouts]) -> Layouts:
+        """Return all layouts after changes."""
         return functools.reduce(lambda layouts, change: {**layouts, **change}, changes, self._layouts)
 
     def _tries(self, changes: Iterable[Change], most: int = MOST_TRIED) -> Iterator[tuple[Change, Figures]]:
@@ -221,45 +222,28 @@ class _Search:
             yield each, self._costs_after(each)
 
     def _costs_after(self, changes: Change) -> Figures:
-        layouts = self._layouts_after(changes)
+        layouts = self.layouts_after(changes)
         key = frozenset(layouts.items())
         if key not in self._known:
-            self._known[key] = self._costs_of(layouts)
+            kept = tuple(rule for rule in self._rules if rule not in layouts or rule in self._weights)
+            if kept not in self._screens:
+                self._screens[kept] = Screen(self._program, kept)
+            rows, gathered = self._program.state.rows, self._program.distribution.gathered_axes
+            every = {**layouts, **{slot: layouts[path] for slot, path in self._slots.items() if path in layouts}}
+            held = fully_sharded(rows, every, gathered, self._sizes) if gathered else every
+            step = self._screens[kept].propagate(self._sizes, every, with_memory=False)
+            self._known[key] = _costs(step, nbytes_of(rows, held, self._sizes))
         return self._known[key]
 
-    def _propagated(self, layouts: Layouts) -> Propagated:
-        kept = tuple(rule for rule in self._rules if rule not in layouts or rule in self._weights)
-        if kept not in self._screens:
-            self._screens[kept] = Screen(self._program, kept)
-        return self._screens[kept].propagate(self._sizes, self._with_slots(layouts), with_memory=False)
-
-    def _with_slots(self, layouts: Layouts) -> Layouts:
-        return {**layouts, **{slot: layouts[path] for slot, path in self._slots.items() if path in layouts}}
-
-    def _costs_of(self, layouts: Layouts) -> Figures:
-        rows, every = self._program.state.rows, self._with_slots(layouts)
-        gathered = self._program.distribution.gathered_axes
-        held = fully_sharded(rows, every, gathered, self._sizes) if gathered else every
-        return _costs(self._propagated(layouts), nbytes_of(rows, held, self._sizes))
-
     def _changes(self) -> Iterator[Change]:
-        """Yield each change once, most likely first."""
-        seen: set[frozenset[tuple[str, tuple[Axis, ...]]]] = set()
-        for change in self._proposed():
-            parts = [{path: axes for path, axes in each.items() if axes != self._layouts.get(path)} for each in change]
-            key = frozenset(item for each in parts for item in each.items())
-            if key and key not in seen:
-                seen.add(key)
-                yield tuple(each for each in parts if each)
-
-    def _proposed(self) -> Iterator[Change]:
-        """Yield rules for activations left out, other axes of the batch or of all rules, and layouts of weights."""
+        """Yield changes, most likely first: rules for activations left out, other axes of the batch or of all rules,
+        and layouts of weights."""
         yield from (({rule: ()},) for rule in self._rules if names_tensor(rule))
         yield from self._batches()
         rules, kinds = self._grouped(self._rule_of), self._grouped(kind_of)
         for old, new in itertools.product(self._sizes, self._idle()):
-            renamed = [_with(rows, [new if each == old else each for each in rows[0].axes]) for rows in rules.values()]
-            yield tuple(each for each in renamed if self._divides_all(each))
+            renamed = ((rows, tuple(new if each == old else each for each in rows[0].axes)) for rows in rules.values())
+            yield tuple(_with(*each) for each in renamed if self._divides_all(_with(*each)))
         mixed = [(rows, {row.axes for row in rows if any(row.axes)}) for rows in kinds.values()]
         mixed = [(rows, found) for rows, found in mixed if len({row.axes for row in rows}) > 1]
         yield tuple(_with(rows, min(found, key=str)) for rows, found in mixed)
@@ -351,8 +335,9 @@ class _Search:
         return ModelParallel(rules, () if batch is None else batch, **options)
 
 
-def _with(rows: Iterable[Row], axes: Iterable[Axis]) -> Layouts:
-    return {row.path: tuple(axes) for row in rows}
+def _with(rows: Iterable[Row], axes: tuple[Axis, ...]) -> Layouts:
+    """Return the layouts that change."""
+    return {row.path: axes for row in rows if row.axes != axes}
 
 
 def _without(entry: Axis, axis: str) -> Axis:
