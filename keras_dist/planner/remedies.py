@@ -154,6 +154,12 @@ def _is_better(after: Figures, before: Figures) -> bool:
     return is_lower or after.flops <= _HALVED * before.flops
 
 
+def _is_further(after: Figures, before: Figures) -> bool:
+    """Whether another change computes or moves less, and holds no more: memory for exchanges is another matter."""
+    moves_less = after.moved_nbytes + after.hidden_nbytes <= before.moved_nbytes + before.hidden_nbytes
+    return after.held_nbytes <= (1 + _SAME) * before.held_nbytes and (moves_less or after.flops < before.flops)
+
+
 class _Search:
     def __init__(self, program: StepProgram, step: Propagated) -> None:
         self._program, self._step = program, step
@@ -174,7 +180,7 @@ class _Search:
         batch, found = self._batch_for_all(), self._found()
         sets = [batch] if batch else []
         sets += [found] if found not in ((), batch) else []
-        yield from (*sets, *((each,) for each in found if len(found) > 1))
+        yield from (*sets, *((each,) for each in found if len(found) > 1), *self._like_others())
 
     def gain_of(self, changes: Change) -> float:
         """Return the expected gain of changes, as a difference of scores."""
@@ -190,10 +196,16 @@ class _Search:
             taken = {path for each in found for path in each}
             more = (*found, *(each for each in change if each and taken.isdisjoint(each)))
             for _, after in self._tries([more] if more != found else [], _MOST_TOGETHER):
-                is_smaller = not found or after.held_nbytes <= (1 + _SAME) * best.held_nbytes
-                if is_smaller and _is_better(after, best):
+                if (not found or _is_further(after, best)) and _is_better(after, best):
                     found, best = more, after
         return self._fewest(found, best)
+
+    def _like_others(self) -> Iterator[Change]:
+        """Yield the layout that rules give other experts, for experts without one."""
+        for rows in self._grouped(_experts_of).values():
+            layouts = {row.axes for row in rows if any(row.axes)}
+            if len(layouts) == 1 and any(not any(row.axes) for row in rows):
+                yield (_with(rows, *layouts),)
 
     def _batch_for_all(self) -> Change:
         """Return the batch over axes along which much work is repeated, or nothing."""
@@ -236,8 +248,7 @@ class _Search:
         return self._known[key]
 
     def _changes(self) -> Iterator[Change]:
-        """Yield changes, most likely first: rules for activations left out, other axes of the batch or of all rules,
-        and layouts of weights."""
+        """Yield rules for activations left out, other axes of the batch or of all rules, and layouts of weights."""
         yield from (({rule: ()},) for rule in self._rules if names_tensor(rule))
         yield from self._batches()
         rules, kinds = self._grouped(self._rule_of), self._grouped(kind_of)
@@ -249,7 +260,8 @@ class _Search:
         yield tuple(_with(rows, min(found, key=str)) for rows, found in mixed)
         yield from ((_with(rows, axes),) for rows, found in mixed for axes in found)
         uniform = [rows for rows in kinds.values() if len({row.axes for row in rows}) == 1]
-        subjects = [*rules.values(), *uniform, *self._grouped(_experts_of).values()]
+        experts = [rows for rows in self._grouped(_experts_of).values() if not any(any(row.axes) for row in rows)]
+        subjects = [*rules.values(), *uniform, *experts]
         subjects.sort(key=lambda rows: -sum(row.nbytes for row in rows))
         suspects = self._suspects()
         suspected = [rows for rows in subjects if not suspects.isdisjoint(row.path for row in rows)]
@@ -345,10 +357,9 @@ def _without(entry: Axis, axis: str) -> Axis:
     return left if len(left) > 1 else left[0] if left else None
 
 
-def _experts_of(row: Row) -> tuple[str, int] | None:
-    """Return one key for arrays of a module that have no rule and equal first dims."""
-    is_stacked = len(row.shape) > 2 and not any(row.axes)
-    return (kind_of(row)[0].rpartition("/")[0], row.shape[0]) if is_stacked else None
+def _experts_of(row: Row) -> tuple[str, int, int] | None:
+    """Return one key for arrays of a module with equal first dims."""
+    return (kind_of(row)[0].rpartition("/")[0], row.shape[0], len(row.shape)) if len(row.shape) > 2 else None
 
 
 def kind_of(row: Row) -> tuple[str, tuple[int, ...]]:

@@ -136,9 +136,10 @@ def test_the_costs_of_a_remedy_for_experts_are_of_its_plan():
     layout_map = kd.LayoutMap(kd.DeviceMesh("data=2,expert=4"))
     layout_map["moe/experts_(gate|down)"] = ("expert", None, None)
     found = of_experts(kd.ModelParallel(layout_map, ("data", "expert")))
-    assert (found.problems[0].kind, found.problems[0].path) == ("cause", "moe/experts_down")
+    assert (found.problems[0].kind, found.problems[0].path) == ("cause", "moe/experts_up")
+    assert pasted(found).layout_map["moe/experts_(gate|down)"].axes == ("expert", None, None), "the right rule stays"
     after = of_experts(pasted(found))
-    assert figures(after)[0] < figures(found)[0] and figures(after)[1] <= figures(found)[1]
+    assert figures(after)[2] < figures(found)[2] and figures(after)[1] <= figures(found)[1]
     assert f"# after: {remedies.Figures(*figures(after))}" in found.problems[0].fix
 
 
