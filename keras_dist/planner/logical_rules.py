@@ -166,9 +166,12 @@ def edited_rules(rules: LayoutMap, rows: Sequence[Row], layouts: Layouts) -> Lay
     tried: list[LayoutMap] = []
     for each in (kept, {rule: axes for rule, axes in kept.items() if names_tensor(rule)}):
         edited = type(rules)(rules.device_mesh)
-        edited.update(each)
+        for rule, axes in each.items():
+            edited[rule] = axes
         left = {row.path: wanted[row.path] for row in rows if _axes_by(edited, row, rules) != wanted[row.path]}
-        edited.update({rule: tuple(axes) for rule, axes in folded(left, wanted).items() if rule not in edited})
+        for rule, axes in folded(left, wanted).items():
+            if rule not in edited:
+                edited[rule] = tuple(axes)
         tried.append(edited)
     fitting = (each for each in tried if all(_axes_by(each, row, rules) == wanted[row.path] for row in rows))
     return min(fitting, key=len, default=tried[-1])

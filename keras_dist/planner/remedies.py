@@ -297,9 +297,10 @@ class _Search:
         now, every = axis_tuple(self._batch[0].axes[0]), [axis for axis, size in self._sizes.items() if size > 1]
         entries = [(axis,) for axis in every] + [(*now, axis) for axis in every if axis not in now] + [(*every,)]
         taken = {axis for row in self._batch for axis in used_by(row.axes[1:])}
-        for entry in dict.fromkeys(entries):
+        for entry in filter(None, dict.fromkeys(entries)):
             if taken.isdisjoint(entry) and not any(row.shape[0] % self._shards(entry) for row in self._batch):
-                yield ({row.path: (entry if len(entry) > 1 else entry[0], *row.axes[1:]) for row in self._batch},)
+                axes = entry if len(entry) != 1 else entry[0]
+                yield ({row.path: (axes, *row.axes[1:]) for row in self._batch},)
 
     def _others(self, rows: list[Row]) -> Iterator[tuple[Axis, ...]]:
         """Yield layouts for weights of one layout: an axis less, axes moved, one axis, for small weights none."""
