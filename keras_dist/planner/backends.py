@@ -7,8 +7,10 @@ is recorded there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from keras_dist.planner.sharded_module import ShardedModule, is_argument, returned_by, text_of
 
@@ -40,9 +42,12 @@ class Backend:
     adds_after_loops: bool = False
 
 
+DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "i8": "int8"}
+"""Names of element types of MLIR, with those of NumPy."""
+_WIDENED = {"bfloat16": 4, "float16": 4}
 BACKENDS = {
-    "cpu": Backend(multiplied={"bf16": 4, "f16": 4}, computes_so=True, added={"bf16": 4, "f16": 4}),
-    "tpu": Backend(multiplied={"f32": 2}, scattered_nbytes=2**15, certain_nbytes=2**17, adds_after_loops=True),
+    "cpu": Backend(multiplied=_WIDENED, computes_so=True, added=_WIDENED),
+    "tpu": Backend(multiplied={"float32": 2}, scattered_nbytes=2**15, certain_nbytes=2**17, adds_after_loops=True),
     "cuda": Backend(scattered_nbytes=0),
 }
 """XLA of jax 0.10 for CPUs, libtpu 0.0.42 for TPUs; for GPUs as XLA's source has it, in `ReduceScatterCreator`."""
@@ -56,41 +61,71 @@ class Moved(NamedTuple):
     doubt: str = ""  # why XLA may choose otherwise
 
 
+def shards_moved_as(platform: str | None, shape: Sequence[int], dtype: str, nbytes: int) -> tuple[Moved, Moved]:
+    """Return the gather of a sharded weight of `nbytes` for products, and the reduction of its gradient to shards."""
+    backend = BACKENDS.get(platform or "cuda", Backend())
+    multiplied, least = (backend.multiplied if len(shape) > 1 else {}).get(dtype), backend.scattered_nbytes
+    is_scattered = least is not None and len(shape) > 1 and nbytes > least
+    reduced = _converted(nbytes, dtype, backend.added.get(dtype))
+    return (
+        Moved("all_gather", _converted(nbytes, dtype, multiplied)),
+        Moved("reduce_scatter" if is_scattered else "all_reduce", reduced),
+    )
+
+
 def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: ShardedModule) -> Moved:
     """Return what XLA makes of a collective of these bytes; `result` has its users, which may be after a loop."""
     backend = BACKENDS.get(module.platform, Backend())
     element = str(result.type.element_type)
+    dtype = DTYPES.get(element, element)
     if kind == "all_reduce":
-        least, users, doubt = backend.scattered_nbytes, list(_users(result, module)), ""
+        least, users, doubt = backend.scattered_nbytes, list(users_of(result, module)), ""
         if least is not None and result.type.rank > 1 and users and all(_is_slice(each, operation) for each in users):
             is_scattered = nbytes > least and not all(_is_one_tile(each, module) for each in users)
             kind = "reduce_scatter" if is_scattered else kind
             doubt = "XLA reduces some small arrays as a whole" if nbytes <= backend.certain_nbytes else ""
-        return Moved(kind, _converted(nbytes, result, backend.added.get(element)), doubt)
+        return Moved(kind, _converted(nbytes, dtype, backend.added.get(dtype)), doubt)
     if kind == "all_gather" and operation.name == "sdy.all_gather":
         alike = _alike(operation)
         if alike[0] != operation:
             return Moved(kind, 0)
-        users = [user for each in alike for user in _users(each.results[0], module)]
+        users = [user for each in alike for user in users_of(each.results[0], module)]
         uses_so = _computes if backend.computes_so else _multiplies
-        if element in backend.multiplied and all(map(uses_so, users)):
-            return Moved(kind, _converted(nbytes, result, backend.multiplied[element]))
+        if dtype in backend.multiplied and all(map(uses_so, users)):
+            return Moved(kind, _converted(nbytes, dtype, backend.multiplied[dtype]))
     return Moved(kind, nbytes)
 
 
 def _alike(gather: Any) -> list[Any]:
-    """Return the gathers of the same array in the same block to the same layout: XLA gathers once."""
-    block, users = gather.operation.block, [use.owner.operation for use in gather.operands[0].uses]
-    same = [each for each in users if each.name == gather.name and each.block == block]
+    """Return the gathers of the same array in the same block to the same type and layout: XLA gathers once."""
+    block, made = gather.operation.block, str(gather.results[0].type)
+    same = [each for each in _gathers(_origin(gather.operands[0])) if each.block == block]
     layout = str(gather.attributes["out_sharding"])
-    return [
-        each for each in block.operations if each.operation in same and str(each.attributes["out_sharding"]) == layout
+    same = [
+        each for each in same if (str(each.attributes["out_sharding"]), str(each.results[0].type)) == (layout, made)
     ]
+    return [each for each in block.operations if each.operation in same]
+
+
+def _origin(value: Any) -> Any:
+    """Return the array of which a value is a conversion."""
+    while not is_argument(value.owner) and value.owner.operation.name == "stablehlo.convert":
+        value = value.owner.operation.operands[0]
+    return value
+
+
+def _gathers(value: Any) -> Iterator[Any]:
+    """Yield the gathers of an array and of its conversions."""
+    for user in (use.owner.operation for use in value.uses):
+        if user.name == "sdy.all_gather":
+            yield user
+        elif user.name == "stablehlo.convert":
+            yield from _gathers(user.results[0])
 
 
 def added_after_loop(reduction: Any, module: ShardedModule) -> Any:
     """Return the result of a loop that only adds up these all-reduces, which XLA reduces after the loop; else None."""
-    users = list(_users(reduction.results[0], module))
+    users = list(users_of(reduction.results[0], module))
     if not BACKENDS.get(module.platform, Backend()).adds_after_loops or [user.name for user in users] != [_ADD]:
         return None
     total, sums = users[0].results[0], [value for value in users[0].operands if is_argument(value.owner)]
@@ -106,11 +141,11 @@ def added_after_loop(reduction: Any, module: ShardedModule) -> Any:
     return None
 
 
-def _converted(nbytes: int, value: Any, width: int | None) -> int:
-    return nbytes if width is None else nbytes * width * 8 // value.type.element_type.width
+def _converted(nbytes: int, dtype: str, width: int | None) -> int:
+    return nbytes if width is None else nbytes * width // np.dtype(dtype).itemsize
 
 
-def _users(value: Any, module: ShardedModule) -> Iterator[Any]:
+def users_of(value: Any, module: ShardedModule) -> Iterator[Any]:
     """Yield the operations that use a value: through those that only arrange or convert it, and out of functions.
 
     A slice of what was gathered for it is the array before the gather, and no use.
@@ -119,13 +154,13 @@ def _users(value: Any, module: ShardedModule) -> Iterator[Any]:
         user = use.owner.operation
         call = module.call_of(user.block.owner.operation) if user.name == "func.return" else None
         if call is not None:
-            yield from _users(call.results[use.operand_number], module)
+            yield from users_of(call.results[use.operand_number], module)
         elif user.name in ("func.call", "stablehlo.while"):
             yield from _users_inside(user, use.operand_number, module)
         elif user.name == "stablehlo.optimization_barrier":
-            yield from _users(user.results[use.operand_number], module)
-        elif user.name in _ARRANGING or (user.name == "stablehlo.reduce" and _is_reshape(user)):
-            yield from _users(user.results[0], module)
+            yield from users_of(user.results[use.operand_number], module)
+        elif arranges(user) or use.operand_number in _CHOOSING.get(user.name, ()):
+            yield from users_of(user.results[0], module)
         elif user.name != "sdy.all_slice" or is_argument(value.owner) or value.owner.operation.name != "sdy.all_gather":
             yield user
 
@@ -133,22 +168,27 @@ def _users(value: Any, module: ShardedModule) -> Iterator[Any]:
 def _users_inside(user: Any, place: int, module: ShardedModule) -> Iterator[Any]:
     """Yield the operations that use an operand of a call or loop there, and the loop if it changes the operand."""
     if user.name == "func.call":
-        yield from _users(module.block(text_of(user.attributes["callee"])).arguments[place], module)
+        yield from users_of(module.block(text_of(user.attributes["callee"])).arguments[place], module)
         return
     body = user.regions[1].blocks[0]
     if returned_by(body)[place] != body.arguments[place]:
         yield user
         return
-    yield from _users(user.results[place], module)
-    yield from (each for each in _users(body.arguments[place], module) if each.name != "stablehlo.return")
+    yield from users_of(user.results[place], module)
+    yield from (each for each in users_of(body.arguments[place], module) if each.name != "stablehlo.return")
 
 
 _ADD = "stablehlo.add"
-_ARRANGING = ("stablehlo.convert", "stablehlo.reshape", "stablehlo.transpose")
+_CHOOSING = {"stablehlo.gather": (0,), "stablehlo.select": (1, 2)}
+"""Operations of a lookup, and their operands with the elements that they choose."""
+_ARRANGING = ("stablehlo.convert", "stablehlo.reshape", "stablehlo.reverse", "stablehlo.transpose")
 
 
-def _is_reshape(reduction: Any) -> bool:
-    shape, dims = reduction.operands[0].type.shape, map(int, reduction.attributes["dimensions"])
+def arranges(operation: Any) -> bool:
+    """Whether an operation only arranges or converts an array."""
+    if operation.name != "stablehlo.reduce":
+        return operation.name in _ARRANGING
+    shape, dims = operation.operands[0].type.shape, map(int, operation.attributes["dimensions"])
     return all(shape[dim] == 1 for dim in dims)
 
 

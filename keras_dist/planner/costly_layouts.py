@@ -19,7 +19,7 @@ from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.pipelining import Pipeline
 from keras_dist.distribution.plan import Row
-from keras_dist.distribution.render import render_axes, render_bytes
+from keras_dist.distribution.render import render_axes, render_bytes, render_interval
 from keras_dist.planner.exchanges import axes_text
 from keras_dist.planner.explanation import reason_of
 from keras_dist.planner.propagation import Collective, Propagated, Repeated
@@ -33,6 +33,8 @@ _LEAST_RESHARD, _MOST_MAKERS = 0.02, 3
 _LEAST_ALONE = 0.2
 """The part of the FLOPs from which repeated work is a problem although no rules end it."""
 _EXPERTS = re.compile(r"(^|[/_])experts?([/_]|$)")
+_ESTIMATE = "estimate: "
+"""Begins what rests on exchanges that XLA may choose otherwise."""
 NO_RULE = "no rules that were tried cost less; AutoParallel, or `keras-dist auto` for a config, searches for others"
 
 
@@ -56,7 +58,7 @@ def costly_layouts(
     left = {(each.kind, each.path) for each in _problems(remedy.program, remedy.step)}
     is_ended = [(each.kind, each.path) not in left for each in problems]
     problems = tuple(_with_fix(each, remedy) if ends else each for each, ends in zip(problems, is_ended, strict=True))
-    cause = (_cause(program, remedy),) if any(is_ended) else ()  # else the rules cost less for another reason
+    cause = (_cause(program, step, remedy),) if any(is_ended) else ()  # else the rules cost less for another reason
     return (*cause, *_without_small(problems, program, step))
 
 
@@ -191,7 +193,7 @@ def hidden_reshards(step: Propagated, rules: LayoutMap | None) -> Iterator[Probl
 def _reshard(rule: str | None, kind: str, axes: tuple[str, ...], group: list[Collective]) -> Problem:
     where, over, turns = _named(list(dict.fromkeys(map(_place, group)))), axes_text(axes), max(e.turns for e in group)
     often = f", {turns} turns of a loop" if turns > 1 else ", in a loop" if turns == 0 else ""
-    given = f"{render_bytes(_nbytes(group))} a step{often}"
+    given = f"{render_interval(*(sum(each.interval[end] for each in group) for end in (0, 1)))} a step{often}"
     if rule is not None:
         summary = f"rule {rule!r} makes {where} gather its output over {over}"
         expected = f"a rule with the layout that the weights of {where} give the output"
@@ -199,7 +201,8 @@ def _reshard(rule: str | None, kind: str, axes: tuple[str, ...], group: list[Col
         return Problem("reshard", _place(group[0]), summary, given, expected, fix)
     made = list(dict.fromkeys(f"{each.operation or 'an array'} of {each.layer or 'the step'}" for each in group))
     more = f" and {len(made) - _MOST_MAKERS} more" if len(made) > _MOST_MAKERS else ""
-    summary = f"hidden reshard: {where} needs {kind} over {over} that no rule asks for"
+    estimate = _ESTIMATE * any(each.is_estimate for each in group)
+    summary = f"{estimate}hidden reshard: {where} needs {kind} over {over} that no rule asks for"
     expected = f"operands with the layouts that {where} needs, or a rule for the gathered layout"
     given = f"{given}, made by {', '.join(made[:_MOST_MAKERS])}{more}"
     return Problem("reshard", _place(group[0]), summary, given, expected, NO_RULE)
@@ -223,14 +226,16 @@ def _nbytes(group: list[Collective]) -> int:
     return sum(each.nbytes_per_step for each in group)
 
 
-def _cause(program: StepProgram, remedy: Remedy) -> Problem:
+def _cause(program: StepProgram, step: Propagated, remedy: Remedy) -> Problem:
     change, more = remedy.changes[0], len(remedy.changes) - 1
     path, what, now, after = _changed(program, change)
+    is_estimate = bool(step.estimates or remedy.step.estimates)
+    is_estimate &= step.moved_interval[0] < remedy.step.moved_interval[1]  # else it moves less in any case
     others = f"; {more} other change{'s' * (more > 1)} in the fix" if more else ""
     return Problem(
         "cause",
         path,
-        f"other rules cost less: {what}{others}",
+        f"{_ESTIMATE * is_estimate}other rules cost less: {what}{others}",
         f"{now}: {remedy.before}",
         f"{after}: {remedy.after}",
         str(remedy),

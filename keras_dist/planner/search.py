@@ -244,8 +244,6 @@ def step_seconds(sizes: Mapping[str, int], step: Propagated, target: Target | No
 
 
 def _sent_nbytes(each: Collective, devices: int) -> float:
-    if each.is_joined:
-        return 0.0
     return (2 if each.kind == "all_reduce" else 1) * (devices - 1) / devices * each.nbytes_per_step
 
 

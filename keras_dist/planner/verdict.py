@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from keras_dist.distribution.devices import device_name
@@ -26,7 +26,7 @@ _HOW = "plan(..., compiles=True), or keras-dist plan --compile"
 _COMPILE = f"compile to decide: {_HOW}"
 _RESERVED_PART = 64
 """Part of the memory of a TPU that XLA keeps for itself: 0.25 of the 16 GiB of v5e (libtpu 0.0.42)."""
-_EXACT = ("least", "ahead", "resident", "reserved", "host", "slots")
+_EXACT = ("least", "ahead", "resident", "reserved", "host", "slots", "snapshot")
 _LEAST_SLOTS = 64
 """The part of the memory from which optimizer slots are worth to be kept on the host."""
 _ONE_PROCESS = 8
@@ -47,7 +47,8 @@ class Verdict:
         most_nbytes: *propagated*: all of these, and a bound of the peak of intermediate results: the estimate, times
             1.4 for TPUs, 3 for GPUs and 5 for CPUs.
         opaque: operations whose memory is not in `most_nbytes`: with any, it is unknown whether the step fits.
-        rooflines: least times of a step, by the tier that they are computed from.
+        rooflines: least times of a step, by the tier that they are computed from; *propagated* with the least bytes of
+            estimates.
         compiled: *compiled*: figures of XLA's program for the target; None if it was not compiled.
         note: why it was not compiled.
         reserved_nbytes: *exact*: bytes that XLA keeps for itself on a TPU.
@@ -55,7 +56,10 @@ class Verdict:
         devices_per_host: devices whose slots are in the memory of one host.
         slots_nbytes: *exact*: bytes of optimizer slots on the device, which `compile(slot_memory="pinned_host")` would
             keep on the host.
+        snapshot_nbytes: *exact*: bytes of the state that a save copies at most to the memory of a host, where they stay
+            until it is written.
         in_config: whether advice is a line of a config, and not Python.
+        most_step_seconds: *propagated*: the least time with the most bytes of estimates; None without estimates.
         calibrated_seconds: *calibrated*: estimated time of a step, from measured trainings; see `planner.calibrate`.
     """
 
@@ -74,7 +78,9 @@ class Verdict:
     host_nbytes: int = 0
     devices_per_host: int = 1
     slots_nbytes: int = 0
+    snapshot_nbytes: int = 0
     in_config: bool = False
+    most_step_seconds: float | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -104,7 +110,14 @@ class Verdict:
         return self.rooflines.get("compiled") or self.rooflines["propagated"]
 
     def __str__(self) -> str:
-        parts = f"{self.target}: {self._memory}", *self._bound, *self._slots, self._time
+        saved = f"a save copies at most {render_bytes(self.snapshot_nbytes)} to the memory of a host"
+        parts = (
+            f"{self.target}: {self.memory}",
+            *self._bound,
+            *self._slots,
+            self._time,
+            *[saved] * bool(self.limit_nbytes),
+        )
         return "; ".join(parts) + (f"; not compiled: {self.note}" if self.note else "")
 
     @property
@@ -137,7 +150,8 @@ class Verdict:
             yield f"slots in host memory, {how}, would save {saved}: {rest}"
 
     @property
-    def _memory(self) -> str:
+    def memory(self) -> str:
+        """Whether the step fits, as text."""
         limit = render_bytes(self.limit_nbytes)
         if not self.limit_nbytes:
             return f"uses memory of the host: {self._on_host}"
@@ -174,8 +188,10 @@ class Verdict:
         line = self.roofline
         about = self.calibrated_seconds
         estimated = "" if about is None else f", about {render_seconds(about)} (calibrated)"
-        least = f"a step takes at least {render_seconds(line.step_seconds)}, limited by {line.bottleneck} ({tier})"
-        return least + estimated
+        is_known = tier == "compiled" or self.most_step_seconds in (None, line.step_seconds)
+        most = "" if is_known else f" ({render_seconds(self.most_step_seconds or 0)} with the most of estimates)"
+        least = f"a step takes at least {render_seconds(line.step_seconds)}{most}, limited by {line.bottleneck}"
+        return f"{least} ({tier}){estimated}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain values for JSON."""
@@ -186,7 +202,8 @@ class Verdict:
             "limit_nbytes": self.limit_nbytes,
             "short_by_nbytes": self.short_by_nbytes,
             "exact": {f"{name}_nbytes": getattr(self, f"{name}_nbytes") for name in _EXACT},
-            "propagated": {"most_nbytes": self.most_nbytes, "opaque": list(self.opaque), **times["propagated"]},
+            "propagated": {"most_nbytes": self.most_nbytes, "opaque": list(self.opaque), **times["propagated"]}
+            | {"most_step_seconds": self.most_step_seconds},
             "compiled": None if compiled is None else {**dataclasses.asdict(compiled), **times.get("compiled", {})},
             "calibrated": None if self.calibrated_seconds is None else {"step_seconds": self.calibrated_seconds},
             "note": self.note,
@@ -213,15 +230,17 @@ def judge(
     options: dict[str, Any] = {
         "dtype": step.dtype if step.dtype in target.chip.flops_per_second else "float32",
         "devices": [device_name(device) for device in mesh.devices.flat],
+        "host_nbytes": program.state.host_nbytes_per_device,
     }
 
-    def line(flops: float, accessed: float, collectives: tuple[Collective, ...]) -> Roofline:
+    def line(flops: float, accessed: float, collectives: Sequence[Collective]) -> Roofline:
         moved = {"accessed_nbytes": accessed, "collectives": collectives}
         return roofline(target, mesh.axis_sizes, flops=flops, **moved, **options)
 
     kept = dataclasses.replace(step, accessed_nbytes=step.accessed_nbytes - step.scores_nbytes * flash_attention)
     accessed = kept.traffic_nbytes(target.chip.vector_nbytes)
-    rooflines: dict[Tier, Roofline] = {"propagated": line(step.flops, accessed, step.collectives)}
+    rooflines: dict[Tier, Roofline] = {"propagated": line(step.flops, accessed, step.collectives_at(0))}
+    most_seconds = line(step.flops, accessed, step.collectives_at(1)).step_seconds if step.estimates else None
     compiled, note = None, "" if compiles else "not asked for"
     if compiles:
         try:
@@ -239,6 +258,9 @@ def judge(
     slots = sum(row.nbytes_per_device for row in program.state.rows if row.role == "slot" and row.shape)
     host = program.state.host_nbytes_per_device
     rest: dict[str, Any] = {"host_nbytes": host, "slots_nbytes": 0 if host else slots, "in_config": in_config}
-    rest["devices_per_host"] = collections.Counter(place.host for place in target.places).most_common(1)[0][1]
+    count = collections.Counter(place.host for place in target.places).most_common(1)[0][1]
+    saved = sum(min(row.nbytes, count * row.nbytes_per_device) for row in program.state.rows)
+    rest |= {"devices_per_host": count, "snapshot_nbytes": saved}
+    rest["most_step_seconds"] = most_seconds
     of_fit = program.ahead_nbytes, resident, reserved, step.opaque
     return Verdict(target.name, limit, least, most, rooflines, compiled, note, *of_fit, **rest)

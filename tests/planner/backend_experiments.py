@@ -64,6 +64,27 @@ def _stacked(x: jax.Array, w: jax.Array) -> jax.Array:
     return (jax.lax.scan(lambda x, each: (jnp.tanh(x @ each), None), x, w)[0] ** 2).sum()
 
 
+@jax.jit
+def _added(total: jax.Array, x: jax.Array) -> jax.Array:
+    return total + x.T @ x
+
+
+def _summed_unrolled(x: jax.Array) -> jax.Array:
+    total = jnp.zeros((256, 256))
+    for each in x:
+        total = _added(total, each)
+    return _whole(total)
+
+
+def _looked_up(x: jax.Array, table: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.take(_whole(table), jnp.argmax(x, -1), axis=0) @ w
+
+
+def _converted_twice(x: jax.Array, w: jax.Array) -> jax.Array:
+    x = jnp.tanh(x @ _whole(w.astype(jnp.bfloat16)))
+    return x @ _whole(w.astype(jnp.bfloat16)).T
+
+
 _F, _B = jnp.float32, jnp.bfloat16
 _SEQUENCES = ((16, 64, 256), COLUMNS, _F)
 EXPERIMENTS = {
@@ -82,6 +103,24 @@ EXPERIMENTS = {
     ),
     "weight that is returned, too": _product(
         lambda x, w: (x @ w, w), _F, (ROWS, WHOLE), cpu={"all_gather": 2**20}, tpu={"all_gather": 2**20}
+    ),
+    "weight that is converted twice": Experiment(
+        _converted_twice,
+        (((256, 512), ROWS, _B), ((512, 512), ROWS, _F)),
+        ROWS,
+        _by_target({"cpu": {"all_gather": 2**20}, "tpu": {"all_gather": 2**19}}),
+    ),
+    "table of a lookup for a product": Experiment(
+        _looked_up,
+        (((256, 512), ROWS, _F), ((512, 512), ROWS, _F), ((512, 512), WHOLE, _F)),
+        ROWS,
+        _by_target({"cpu": {"all_gather": 2**20}, "tpu": {"all_gather": 2**19}}),
+    ),
+    "sum over functions": Experiment(
+        _summed_unrolled,
+        (((4, 64, 256), COLUMNS, _F),),
+        WHOLE,
+        _by_target({"cpu": {"all_reduce": 2**20}, "tpu": {"all_reduce": 2**18}}),
     ),
     "sum over a loop": Experiment(
         _summed, (_SEQUENCES,), WHOLE, _by_target({"cpu": {"all_reduce": 2**22}, "tpu": {"all_reduce": 2**18}})
