@@ -24,7 +24,7 @@ from keras_dist.planner.frontier import Frontier, find_frontier
 from keras_dist.planner.generation import GenerationReport, plan_generation
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.report import PlanReport
-from keras_dist.planner.search_result import code_of
+from keras_dist.planner.search_result import ConfigPart, code_of
 from keras_dist.planner.targets import Target, as_target, devices
 from keras_dist.planner.tracing import Mode, StepProgram, Traceable, forward_of, planning, trace_step
 from keras_dist.planner.verdict import judge
@@ -46,7 +46,7 @@ def plan(
     timeout_seconds: float = 600,
     flash_attention: bool = False,
     mode: Mode = "train",
-    config_lines: Callable[[Distribution], str] | None = None,
+    config_lines: Callable[[ConfigPart], str] | None = None,
 ) -> PlanReport: ...
 @overload
 def plan(
@@ -87,7 +87,7 @@ def plan(
     mode: Mode = "train",
     generate: tuple[int, int, int] | None = None,
     search: Sequence[str] = (),
-    config_lines: Callable[[Distribution], str] | None = None,
+    config_lines: Callable[[ConfigPart], str] | None = None,
 ) -> PlanReport | GenerationReport | Frontier:
     """Report the layouts of a train step, its communication, and its costs; or of `kd.generate`.
 
@@ -119,7 +119,8 @@ def plan(
         search: some of "batch", "remat" and "offload": the report is then a `Frontier` of memory and time, of batches
             that are halved and doubled until none fits, with and without `remat`, and with slots on the host. Those
             that no other beats are compiled.
-        config_lines: returns the lines of a config for a distribution. Remedies are then such lines, and not Python.
+        config_lines: returns the lines of a config for a distribution, or for tables such as
+            `{"training": {"micro_batches": 8}}`. Remedies are then such lines, and not Python.
 
     Raises:
         ConfigError: `target` is not a machine.

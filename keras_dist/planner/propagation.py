@@ -33,7 +33,7 @@ from keras_dist.planner.exchanges import (
     products_of,
     whole_nbytes,
 )
-from keras_dist.planner.peak_memory import peak_memory
+from keras_dist.planner.peak_memory import PeakMemory, peak_memory
 from keras_dist.planner.sharded_module import (
     ShardedModule,
     is_argument,
@@ -236,7 +236,7 @@ def propagate(lowered: jax.stages.Lowered) -> Propagated:
     return propagate_module(shardy.copy_of(lowered))
 
 
-def propagate_module(operation: Any) -> Propagated:
+def propagate_module(operation: Any, with_memory: bool = True) -> Propagated:
     """Propagate layouts through the operation of a module, whose arguments have shardings, and change it."""
     shardy.run_passes(operation, _TO_RESHARDS)
     # the next pass keeps nothing but locations: they note who needs a reshard, and whether a constraint asks for it
@@ -252,7 +252,7 @@ def propagate_module(operation: Any) -> Propagated:
             shardy.rename(inner, _SEPARATOR.join((name_of(inner), need, asked, f"{number}")))
     shardy.run_passes(operation, _TO_COLLECTIVES)
     module = ShardedModule(operation)
-    costs, peak = _Costs(module, chosen), peak_memory(module)
+    costs, peak = _Costs(module, chosen), peak_memory(module) if with_memory else PeakMemory(0, ())
     dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
     exchanges = list(_with_neighbours(costs.exchanges))
     collectives = tuple(each for each, _ in exchanges if each is not None)
