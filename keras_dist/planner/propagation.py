@@ -30,7 +30,7 @@ from keras_dist.planner.exchanges import (
     jax_operation,
     products_of,
 )
-from keras_dist.planner.peak_memory import peak_memory
+from keras_dist.planner.peak_memory import PeakMemory, peak_memory
 from keras_dist.planner.sharded_module import (
     ShardedModule,
     is_argument,
@@ -116,7 +116,7 @@ class Propagated:
         dtype: element type of most of these FLOPs; empty without any.
         accessed_nbytes: bytes of arguments and results of the step, and of operands and results of matrix
             multiplications and convolutions: an estimate that takes all other operations as fused.
-        activation_nbytes: estimate of the peak bytes of intermediate results; see `planner.peak_memory`.
+        activation_nbytes: estimate of the peak bytes of intermediate results; see `memory`.
         estimates: operations whose collectives in XLA's program may differ; empty if all collectives are known.
         scores_nbytes: the part of `accessed_nbytes` that is scores of attention, (..., queries, keys), which kernels of
             flash attention do not store.
@@ -125,6 +125,7 @@ class Propagated:
             only its slice.
         opaque: operations whose memory is not in `activation_nbytes`, such as custom kernels.
         interface_nbytes: the part of `accessed_nbytes` that is arguments and results of the step.
+        memory: estimates of memory that verdicts bound.
     """
 
     collectives: tuple[Collective, ...]
@@ -138,6 +139,7 @@ class Propagated:
     sliced: tuple[tuple[int, tuple[str, ...]], ...] = ()
     opaque: tuple[str, ...] = ()
     interface_nbytes: int = 0
+    memory: PeakMemory = PeakMemory()
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
         """Return the bytes of a step by kind and axes of the mesh."""
@@ -207,7 +209,7 @@ def propagate_module(operation: Any) -> Propagated:
     dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
     figures = sum(costs.flops_by_dtype.values()), dtype, costs.accessed, peak.nbytes, counted(costs.estimates)
     repeated = tuple(Repeated(*key, flops) for key, flops in costs.repeated.items())
-    rest = costs.scores, repeated, tuple(costs.sliced), peak.opaque, costs.interface
+    rest = costs.scores, repeated, tuple(costs.sliced), peak.opaque, costs.interface, peak
     return Propagated(tuple(costs.collectives), *figures, *rest)
 
 

@@ -1,7 +1,7 @@
 """Random networks under random layouts, and how their plans compare with XLA's programs.
 
 `python -m tests.planner.random_programs cpu:8 20261129 200` compiles 200 programs, prints a line for each and then the
-rates; TPUs need the extra `tpu`. `make soak` compiles some.
+rates; with `large` at the end, programs that need up to GiB. TPUs need the extra `tpu`. `make soak` compiles some.
 """
 
 import collections
@@ -14,10 +14,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import LayoutWarning
+from keras_dist.planner.peak_memory import PeakMemory
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.tracing import trace_step
 from keras_dist.planner.verdict import judge
@@ -48,7 +50,7 @@ def _convolved(rng: random.Random, width: int, length: int) -> Iterator[layers.L
 
 def _recurrent(rng: random.Random, width: int, length: int) -> Iterator[layers.Layer]:
     kind = rng.choice((layers.LSTM, layers.GRU, layers.SimpleRNN))
-    yield kind(width, return_sequences=True, unroll=rng.random() < 0.2)
+    yield kind(width, return_sequences=True, unroll=rng.random() < 0.2 and length <= 64)
 
 
 class _Mixed(layers.Layer):
@@ -117,7 +119,14 @@ class Found:
     estimates: int
     bounds: tuple[int, int]  # bytes between which the peak of memory is said to be
     peak: int
+    memory: PeakMemory
     seconds: tuple[float, float]
+
+    @property
+    def ratios(self) -> tuple[float, float]:
+        """XLA's peak of intermediate results, divided by its estimate in arrays with the least padding and the most."""
+        used = self.peak - self.given - self.memory.padding_nbytes
+        return used / max(self.memory.nbytes, 1), used / max(self.memory.most_nbytes, 1)
 
     @property
     def moves_right(self) -> bool:
@@ -136,12 +145,12 @@ class Found:
             yield "time"
 
 
-def compare(seed: int, target: str) -> Found:
+def compare(seed: int, target: str, *, large: bool = False) -> Found:
     """Plan the program of a seed for a target, compile it, and return both figures."""
     machine = kd.planner.target(target)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LayoutWarning)  # of work that devices repeat
-        text, model, batch = random_program(seed)
+        text, model, batch = random_program(seed, large=large)
         program = trace_step(model, batch, None, platform=machine.platform)
     step = propagate(program.lowered)
     verdict = judge(program, step, machine, compiles=True, timeout_seconds=600)
@@ -151,16 +160,16 @@ def compare(seed: int, target: str) -> Found:
     moved = {key: (propagated.get(key, 0), real.get(key, 0)) for key in sorted({*propagated, *real})}
     given = program.state.nbytes_per_device + program.batch.nbytes_per_device
     seconds = verdict.rooflines["propagated"].step_seconds, verdict.rooflines["compiled"].step_seconds
-    bounds = verdict.least_nbytes, verdict.most_nbytes
-    return Found(
-        text, given, compiled.argument_nbytes, moved, len(step.estimates), bounds, compiled.peak_nbytes, seconds
-    )
+    bounds, peak = verdict.peak_bounds_nbytes, compiled.peak_nbytes
+    return Found(text, given, compiled.argument_nbytes, moved, len(step.estimates), bounds, peak, step.memory, seconds)
 
 
-def random_program(seed: int) -> tuple[str, kd.Model, tuple[Any, Any]]:
-    """Return a description, a compiled model under a layout, and a batch."""
+def random_program(seed: int, *, large: bool = False) -> tuple[str, kd.Model, tuple[Any, Any]]:
+    """Return a description, a compiled model under a layout, and a batch; large ones need up to GiB."""
     rng = random.Random(seed)
     width, length, rows = rng.choice((32, 64, 128, 256)), rng.choice((8, 16, 64)), 8 * rng.choice((1, 2, 4))
+    if large:
+        width, length, rows = width * rng.choice((1, 4)), length * rng.choice((1, 4, 16)), rows * rng.choice((4, 16))
     shape, words = rng.choice(MESHES), rng.choice((0, 0, 64, 1000))
     mesh = kd.DeviceMesh(shape, ("data", "model")[: len(shape)])
     kinds = [rng.choice(BLOCKS) for _ in range(rng.randint(1, 4))]
@@ -206,13 +215,13 @@ def _axes_of(rng: random.Random, shape: tuple[int, ...], mesh: kd.DeviceMesh) ->
     return axes
 
 
-def main(target: str, first: int, count: int) -> None:
-    """Compare programs and print what is wrong."""
+def main(target: str, first: int, count: int, size: str = "") -> None:
+    """Compare programs; print what is wrong, and the rates from which `planner.verdict` has its margins."""
     found: list[tuple[int, Found]] = []
     wrong: collections.Counter[str] = collections.Counter()
     for seed in range(first, first + count):
         try:
-            each = compare(seed, target)
+            each = compare(seed, target, large=size == "large")
         except Exception as error:  # the seed is reported, and the others are compared
             wrong["crash"] += 1
             print(f"{seed} crash: {type(error).__name__}: {str(error)[:600]}", flush=True)
@@ -223,8 +232,13 @@ def main(target: str, first: int, count: int) -> None:
         wrong["labelled"] += not each.moves_right and each.estimates > 0
         print(f"{seed} {' '.join(problems) or 'right'}: {each}", flush=True)
     print(f"{count} programs for {target} from seed {first}: {dict(wrong)}")
+    for name, values in zip(("least padding", "most padding"), zip(*(each.ratios for _, each in found)), strict=False):
+        shown = " ".join(f"{part:.0%} {np.quantile(values, part):.2f}" for part in (0, 0.02, 0.5, 0.98, 1))
+        print(f"peak of intermediate results / estimate with {name}: {shown}")
+    shown = ", ".join(f"{np.median([each.bounds[end] / each.peak for _, each in found]):.2f}" for end in (0, 1))
+    print(f"median of least and most, divided by the peak: {shown}")
 
 
 if __name__ == "__main__":
     kd.use_cpu_devices(8)
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
