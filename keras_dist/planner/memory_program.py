@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from typing import Any
 
 from keras_dist.planner.exchanges import numbers_of
-from keras_dist.planner.sharded_module import ShardedModule, element_nbytes, layer_in, name_of, product_dims, text_of
+from keras_dist.planner.sharded_module import ShardedModule, element_nbytes, layer_in, name_of, text_of
 from keras_dist.planner.storage import STORAGE, Storage
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -161,8 +160,6 @@ class Reader:
         if _rearranges(operation):
             described, nbytes = _described(operation), max(map(self._module.nbytes, operation.results))
             self.rearranged[described] = max(nbytes, self.rearranged.get(described, 0))
-        if name == "stablehlo.dot_general" and _is_elementwise(operation):
-            name = "stablehlo.multiply"
         made = Operation(name, operands, [])
         if operation.name in _WITH_BLOCKS:
             made.blocks = [self._block(inner, known) for region in operation.regions for inner in region.blocks]
@@ -210,15 +207,6 @@ def _rearranges(operation: Any) -> bool:
     if operation.name == "stablehlo.pad":
         return any(numbers_of(operation.attributes["interior_padding"]))
     return operation.name == "stablehlo.sort"
-
-
-def _is_elementwise(product: Any) -> bool:
-    """Whether a product is a multiplication of an array and numbers."""
-    free = list[int]()
-    for operand, (batching, contracted) in zip(product.operands, product_dims(product), strict=True):
-        sizes = enumerate(operand.type.shape)
-        free.append(0 if contracted else math.prod(size for dim, size in sizes if dim not in batching))
-    return min(free) == 1
 
 
 def _connect(operands: list[Value], condition: Block, body: Block, results: list[Value]) -> None:

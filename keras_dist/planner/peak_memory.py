@@ -24,6 +24,8 @@ from keras_dist.planner.storage import Storage
 _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 _LEAST_REARRANGED = 1 / 16
 """The part of the peak from which sorted arrays, and parts of arrays at steps, are of unknown memory."""
+_MOST_READ = 2
+"""Most arrays of its size that an elementwise result is computed from again for each reader."""
 _COSTLY = program.named(
     "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt sine "
     "sqrt tan tanh"
@@ -77,33 +79,16 @@ class _Simulation:
             for operation in block.operations
             if operation.blocks
         }
-        self._sinks: dict[Value, set[Operation]] = {}
-        self._is_kept: dict[Value, bool] = {}
-        for operation in reversed(block.operations):
-            for result in operation.results:
-                self._decide(operation, result)
         self._trace_roots()
 
-    def _decide(self, operation: Operation, result: Value) -> None:
-        """Find the operations that finally read a value, and whether it is allocated."""
-        sinks: set[Operation] = set()
-        for reader in result.readers:
-            computed = reader.results_of(result) if reader in self._index else []
-            is_passed = reader.is_fused or reader.name in program.VIEWS
-            if not is_passed or not computed or any(self._is_kept[each] for each in computed):
-                sinks.add(reader)
-            else:
-                sinks.update(*(self._sinks[each] for each in computed))
-        self._sinks[result] = sinks
-        if operation.name in program.CONSTANTS or operation.name in program.VIEWS:
-            self._is_kept[result] = False
-        elif operation.is_fused:
-            is_needed = any(self._needs_memory(reader, result) for reader in result.readers)
-            is_reduced = operation.name in _COSTLY or any(sink.name == "stablehlo.reduce" for sink in sinks)
-            computes_once = len(sinks) > 1 and is_reduced and not self._storage.fuses_into_products
-            self._is_kept[result] = is_needed or computes_once
-        else:
-            self._is_kept[result] = True
+    def _is_allocated(self, operation: Operation, result: Value, read: frozenset[Value]) -> bool:
+        """Whether a result that reads these arrays is allocated."""
+        if not operation.is_fused:
+            return operation.name not in program.CONSTANTS | program.VIEWS
+        computes_once = operation.name in _COSTLY and len(result.readers) > 1
+        is_kept = computes_once and not self._storage.fuses_into_products
+        is_kept = is_kept or sum(root.nbytes >= result.nbytes for root in read) > _MOST_READ
+        return is_kept or any(self._needs_memory(reader, result) for reader in result.readers)
 
     def _needs_memory(self, reader: Operation, value: Value) -> bool:
         if reader.name == "stablehlo.optimization_barrier" and self._storage.fuses_into_products:
@@ -134,7 +119,7 @@ class _Simulation:
             return frozenset()
         if operation.name in program.VIEWS:
             return self._roots_of(operation.operands[place])
-        if not self._is_kept[result]:
+        if not self._is_allocated(operation, result, read):
             return read
         if operation.name == "stablehlo.dynamic_update_slice":
             return self._roots_of(operation.operands[0]) or frozenset([result])

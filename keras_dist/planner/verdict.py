@@ -11,6 +11,7 @@ from keras_dist.distribution.devices import device_name
 from keras_dist.distribution.render import render_bytes, render_seconds
 from keras_dist.errors import CompilationError, MissingExtraError
 from keras_dist.planner.compiled import CompiledFigures, figures
+from keras_dist.planner.peak_memory import PeakMemory
 from keras_dist.planner.propagation import Collective, Propagated
 from keras_dist.planner.roofline import Roofline, roofline
 from keras_dist.planner.targets import Target
@@ -22,15 +23,15 @@ Tier = Literal["propagated", "compiled"]
 
 
 class _Margins(NamedTuple):
-    """Factors of estimates that bound XLA's peak of intermediate results; see docs/concepts/memory_estimates.md."""
+    """Factors of estimates that bound XLA's peak of intermediate results."""
 
     least: float  # times `PeakMemory.nbytes`
     most: float  # times `PeakMemory.most_nbytes`
-    most_in_order: float  # times `PeakMemory.nbytes`, if this is less
 
 
-_MARGINS = {"tpu": _Margins(0.4, 1.7, 5), "cpu": _Margins(0.6, 4, 12)}
-_UNMEASURED = _Margins(0.3, 3, 5)
+_MARGINS = {"tpu": _Margins(0.4, 1.6), "cpu": _Margins(0.6, 4)}
+_UNMEASURED = _Margins(0.3, 3)
+"""Rates of `python -m tests.planner.random_programs`, in docs/concepts/memory_estimates.md."""
 _ALWAYS = 2**20
 """Bytes of small arrays, which are aligned."""
 _PROGRAM, _MOST_PROGRAM = 20 * 2**10, 2**28
@@ -235,16 +236,22 @@ class Verdict:
 
 def bound_nbytes(platform: str | None, step: Propagated) -> int:
     """Return a bound of XLA's peak beside the bytes of state and batch; it does not include `step.opaque`."""
-    found, margins = step.memory, _MARGINS.get(platform or "", _UNMEASURED)
-    most = min(margins.most * found.most_nbytes, margins.most_in_order * found.nbytes)
-    program = min(_PROGRAM * found.operations, _MOST_PROGRAM) if platform == "tpu" else 0
-    return int(most) + found.padding_nbytes + program + _ALWAYS
+    return bounds_nbytes(platform or "", step.memory)[1]
 
 
-def _least_nbytes(target: Target, step: Propagated) -> int:
-    """Return the least bytes of XLA's peak beside the bytes of state and batch; vector memory is not in it."""
-    least = _MARGINS.get(target.platform, _UNMEASURED).least * step.memory.nbytes
-    return step.memory.padding_nbytes + max(0, int(least) - target.chip.vector_nbytes)
+def bounds_nbytes(platform: str, memory: PeakMemory, vector_nbytes: int = 0) -> tuple[int, int]:
+    """Return the least and most bytes of XLA's peak beside the bytes of state and batch.
+
+    Args:
+        platform: the platform that the step was lowered for.
+        memory: estimates of the step.
+        vector_nbytes: bytes of vector memory, in which arrays may be instead.
+    """
+    margins = _MARGINS.get(platform, _UNMEASURED)
+    least = max(0, int(margins.least * memory.nbytes) - vector_nbytes)
+    program = min(_PROGRAM * memory.operations, _MOST_PROGRAM) if platform == "tpu" else 0
+    most = int(margins.most * memory.most_nbytes) + program + _ALWAYS
+    return memory.padding_nbytes + least, memory.padding_nbytes + most
 
 
 def judge(
@@ -284,7 +291,8 @@ def judge(
     keeps_data = program.keeps_data and mesh.size <= _ONE_PROCESS and limit
     resident = max(0, limit - program.state.nbytes_per_device) // RESIDENT_PART if keeps_data else 0
     reserved = limit // _RESERVED_PART if target.platform == "tpu" else 0
-    peak = least + _least_nbytes(target, step), least + bound_nbytes(target.platform, step)
+    beside = bounds_nbytes(target.platform, step.memory, target.chip.vector_nbytes)
+    peak = least + beside[0], least + beside[1]
     most = peak[1] + program.ahead_nbytes + resident + reserved
     slots = sum(row.nbytes_per_device for row in program.state.rows if row.role == "slot" and row.shape)
     host = program.state.host_nbytes_per_device
