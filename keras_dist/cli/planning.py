@@ -39,6 +39,10 @@ def plan(
     settings: Settings = None,
     target: Target = None,
     compile_it: Compile = True,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(metavar="batch|remat|offload", help="plan other batches and options, too; may be repeated"),
+    ] = None,
     html: Annotated[
         pathlib.Path | None, typer.Option(dir_okay=False, metavar="PLAN.HTML", help="also write a page with pictures")
     ] = None,
@@ -55,6 +59,10 @@ def plan(
 
     with to_stderr():
         inputs = _inputs(load(config, mesh, settings), target)
+        if search:
+            inputs |= {"target": target, "search": search, "compiles": compile_it}
+            show(planner.plan(**inputs), json)
+            return 0
         lines = lambda found: of_config(toml_of(found), config)  # noqa: E731
         report = planner.plan(**inputs, target=target, compiles=compile_it, config_lines=lines)
     show(report, json)

@@ -61,7 +61,7 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
     backend = BACKENDS.get(module.platform, Backend())
     element = str(result.type.element_type)
     if kind == "all_reduce":
-        least, users, doubt = backend.scattered_nbytes, list(_users(result, module)), ""
+        least, users, doubt = backend.scattered_nbytes, list(users_of(result, module)), ""
         if least is not None and result.type.rank > 1 and users and all(_is_slice(each, operation) for each in users):
             is_scattered = nbytes > least and not all(_is_one_tile(each, module) for each in users)
             kind = "reduce_scatter" if is_scattered else kind
@@ -71,7 +71,7 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
         alike = _alike(operation)
         if alike[0] != operation:
             return Moved(kind, 0)
-        users = [user for each in alike for user in _users(each.results[0], module)]
+        users = [user for each in alike for user in users_of(each.results[0], module)]
         uses_so = _computes if backend.computes_so else _multiplies
         if element in backend.multiplied and all(map(uses_so, users)):
             return Moved(kind, _converted(nbytes, result, backend.multiplied[element]))
@@ -90,7 +90,7 @@ def _alike(gather: Any) -> list[Any]:
 
 def added_after_loop(reduction: Any, module: ShardedModule) -> Any:
     """Return the result of a loop that only adds up these all-reduces, which XLA reduces after the loop; else None."""
-    users = list(_users(reduction.results[0], module))
+    users = list(users_of(reduction.results[0], module))
     if not BACKENDS.get(module.platform, Backend()).adds_after_loops or [user.name for user in users] != [_ADD]:
         return None
     total, sums = users[0].results[0], [value for value in users[0].operands if is_argument(value.owner)]
@@ -110,7 +110,7 @@ def _converted(nbytes: int, value: Any, width: int | None) -> int:
     return nbytes if width is None else nbytes * width * 8 // value.type.element_type.width
 
 
-def _users(value: Any, module: ShardedModule) -> Iterator[Any]:
+def users_of(value: Any, module: ShardedModule) -> Iterator[Any]:
     """Yield the operations that use a value: through those that only arrange or convert it, and out of functions.
 
     A slice of what was gathered for it is the array before the gather, and no use.
@@ -119,13 +119,13 @@ def _users(value: Any, module: ShardedModule) -> Iterator[Any]:
         user = use.owner.operation
         call = module.call_of(user.block.owner.operation) if user.name == "func.return" else None
         if call is not None:
-            yield from _users(call.results[use.operand_number], module)
+            yield from users_of(call.results[use.operand_number], module)
         elif user.name in ("func.call", "stablehlo.while"):
             yield from _users_inside(user, use.operand_number, module)
         elif user.name == "stablehlo.optimization_barrier":
-            yield from _users(user.results[use.operand_number], module)
+            yield from users_of(user.results[use.operand_number], module)
         elif user.name in _ARRANGING or (user.name == "stablehlo.reduce" and _is_reshape(user)):
-            yield from _users(user.results[0], module)
+            yield from users_of(user.results[0], module)
         elif user.name != "sdy.all_slice" or is_argument(value.owner) or value.owner.operation.name != "sdy.all_gather":
             yield user
 
@@ -133,14 +133,14 @@ def _users(value: Any, module: ShardedModule) -> Iterator[Any]:
 def _users_inside(user: Any, place: int, module: ShardedModule) -> Iterator[Any]:
     """Yield the operations that use an operand of a call or loop there, and the loop if it changes the operand."""
     if user.name == "func.call":
-        yield from _users(module.block(text_of(user.attributes["callee"])).arguments[place], module)
+        yield from users_of(module.block(text_of(user.attributes["callee"])).arguments[place], module)
         return
     body = user.regions[1].blocks[0]
     if returned_by(body)[place] != body.arguments[place]:
         yield user
         return
-    yield from _users(user.results[place], module)
-    yield from (each for each in _users(body.arguments[place], module) if each.name != "stablehlo.return")
+    yield from users_of(user.results[place], module)
+    yield from (each for each in users_of(body.arguments[place], module) if each.name != "stablehlo.return")
 
 
 _ADD = "stablehlo.add"

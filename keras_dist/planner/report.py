@@ -178,6 +178,10 @@ class PlanReport:
         headers, lines = html.DIFFERENCE_HEADERS, self.difference_lines()
         compared = [Table("Bytes of collectives of a step", headers, numbers=headers[2:], rows=[*lines])] * bool(lines)
         notes = [] if self.verdict is None else [str(self.verdict)]
+        if self.verdict is not None and self.verdict.limit_nbytes:
+            notes.append(
+                f"save: copies at most {render_bytes(self.verdict.snapshot_nbytes)} to the memory of each host"
+            )
         for each, fix in zip(self.problems, html.fixes_once(self.problems), strict=True):
             notes.append(f"warning: {each.summary} ({each.given})" + (f": {fix}" if fix else ""))
         notes += [f"estimate: {each}" for each in step.estimates[:_MOST_ESTIMATES]]

@@ -40,7 +40,7 @@ _HOW = "plan(..., compiles=True), or keras-dist plan --compile"
 _COMPILE = f"compile to decide: {_HOW}"
 _RESERVED_PART = 64
 """Part of the memory of a TPU that XLA keeps for itself: 0.25 of the 16 GiB of v5e (libtpu 0.0.42)."""
-_EXACT = ("least", "ahead", "resident", "reserved", "host", "slots")
+_EXACT = ("least", "ahead", "resident", "reserved", "host", "slots", "snapshot")
 _LEAST_SLOTS = 64
 """The part of the memory from which optimizer slots are worth to be kept on the host."""
 _LARGE_PADDING = 10
@@ -73,6 +73,8 @@ class Verdict:
         devices_per_host: devices whose slots are in the memory of one host.
         slots_nbytes: *exact*: bytes of optimizer slots on the device, which `compile(slot_memory="pinned_host")` would
             keep on the host.
+        snapshot_nbytes: *exact*: bytes of the state that a save copies at most to the memory of a host, where they stay
+            until it is written.
         in_config: whether advice is a line of a config, and not Python.
         calibrated_seconds: *calibrated*: estimated time of a step, from measured trainings; see `planner.calibrate`.
     """
@@ -92,6 +94,7 @@ class Verdict:
     host_nbytes: int = 0
     devices_per_host: int = 1
     slots_nbytes: int = 0
+    snapshot_nbytes: int = 0
     in_config: bool = False
     padding_nbytes: int = 0
     peak_bounds_nbytes: tuple[int, int] = (0, 0)
@@ -131,7 +134,15 @@ class Verdict:
         return self.rooflines.get("compiled") or self.rooflines["propagated"]
 
     def __str__(self) -> str:
-        parts = f"{self.target}: {self._memory}", *self._bound, *self._padding, *self._slots, self._time
+        saved = f"a save copies at most {render_bytes(self.snapshot_nbytes)} to the memory of a host"
+        parts = (
+            f"{self.target}: {self.memory}",
+            *self._bound,
+            *self._padding,
+            *self._slots,
+            self._time,
+            *[saved] * bool(self.limit_nbytes),
+        )
         return "; ".join(parts) + (f"; not compiled: {self.note}" if self.note else "")
 
     @property
@@ -172,7 +183,8 @@ class Verdict:
             yield f"slots in host memory, {how}, would save {saved}: {rest}"
 
     @property
-    def _memory(self) -> str:
+    def memory(self) -> str:
+        """Whether the step fits, as text."""
         limit = render_bytes(self.limit_nbytes)
         if not self.limit_nbytes:
             return f"uses memory of the host: {self._on_host}"
@@ -269,6 +281,7 @@ def judge(
     options: dict[str, Any] = {
         "dtype": step.dtype if step.dtype in target.chip.flops_per_second else "float32",
         "devices": [device_name(device) for device in mesh.devices.flat],
+        "host_nbytes": program.state.host_nbytes_per_device,
     }
 
     def line(flops: float, accessed: float, collectives: tuple[Collective, ...]) -> Roofline:
@@ -298,6 +311,8 @@ def judge(
     host = program.state.host_nbytes_per_device
     rest: dict[str, Any] = {"host_nbytes": host, "slots_nbytes": 0 if host else slots, "in_config": in_config}
     rest |= {"padding_nbytes": step.memory.padding_nbytes, "peak_bounds_nbytes": peak}
-    rest["devices_per_host"] = collections.Counter(place.host for place in target.places).most_common(1)[0][1]
+    count = collections.Counter(place.host for place in target.places).most_common(1)[0][1]
+    saved = sum(min(row.nbytes, count * row.nbytes_per_device) for row in program.state.rows)
+    rest |= {"devices_per_host": count, "snapshot_nbytes": saved}
     of_fit = program.ahead_nbytes, resident, reserved, step.opaque
     return Verdict(target.name, limit, least, most, rooflines, compiled, note, *of_fit, **rest)

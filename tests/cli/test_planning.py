@@ -103,6 +103,14 @@ def test_plan_says_what_a_step_needs(config, capsys):
     assert found["exact"]["mesh"]["shape"] == [2, 4] and found["exact"]["nbytes_by_role"]["parameter"] > 0
 
 
+def test_plan_searches_batches(config, capsys):
+    search = ["--search", "batch", "--search", "remat", "--no-compile"]
+    assert commands.run("plan", config, "--target", "v5e:2x4", *search) == 0
+    assert "best that fits: " in capsys.readouterr().out
+    assert commands.run("plan", config, *search) == 2
+    assert "needs a target whose memory limits the batch" in capsys.readouterr().err
+
+
 def test_a_plan_that_does_not_fit_ends_with_1(config, capsys):
     wide = ["--set", 'model={name = "rows:model", width = 2_000_000_000}', "--mesh", "data=4,model=2"]
     assert commands.run("plan", config, "--target", "v5e:2x4", "--no-compile", *wide) == 1

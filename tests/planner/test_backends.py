@@ -24,11 +24,11 @@ def test_as_recorded_or_labelled(name, target):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "target"), RECORDED)
-def test_records_are_what_xla_does(name, target):
+def test_records_are_what_xla_does(request, name, target):
     platform = "cpu"
     if target != "cpu:8":
         platform = "tpu"
-        pytest.importorskip("libtpu")
+        request.getfixturevalue("tpu_compiler")
     assert by_kind(compile_for(lowered(EXPERIMENTS[name], platform), target)) == EXPERIMENTS[name].recorded[target]
 
 

@@ -59,6 +59,6 @@ def test_the_compiled_peaks_on_cpus_are_as_recorded():
 
 @soak_if_large
 @pytest.mark.multiprocess
+@pytest.mark.usefixtures("tpu_compiler")
 def test_the_compiled_peaks_on_tpus_are_as_recorded():
-    pytest.importorskip("libtpu", reason="the extra `tpu` is not installed")
     compiled_again("v5e:2x4", ["scanned stages", "3 GRU"] if LARGE else ["3 GRU"])

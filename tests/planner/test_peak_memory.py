@@ -105,7 +105,7 @@ def test_tpus_store_a_sum_in_place_of_the_products_in_it():
 
         return peak(function, (ROWS, WIDTH), (WIDTH, WIDTH), platform="tpu")
 
-    assert of(3) == of(9), "not the product of each turn"
+    assert of(9) == of(30) == 3 * NBYTES, "not the product of each turn"
 
 
 def test_sums_over_devices_take_the_place_of_the_product():
