@@ -170,7 +170,7 @@ class Reader:
         if name == "stablehlo.custom_call" and ON_HOST in str(dict(attributes)):
             made.results[0].nbytes = made.results[0].most_nbytes = 0
         if name == "stablehlo.while":
-            _connect(operands, *made.blocks, made.results)
+            _connect(operands, made)
         made.is_rounded = name in PRODUCTS and "HIGH" not in str(dict(attributes).get("precision_config"))
         for operand in dict.fromkeys(made.operands):
             operand.readers.append(made)
@@ -209,9 +209,10 @@ def _rearranges(operation: Any) -> bool:
     return operation.name == "stablehlo.sort"
 
 
-def _connect(operands: list[Value], condition: Block, body: Block, results: list[Value]) -> None:
+def _connect(operands: list[Value], loop: Operation) -> None:
     """Note where the values that a loop carries go."""
-    for place, result in enumerate(results):
+    condition, body = loop.blocks
+    for place, result in enumerate(loop.results):
         carried = [condition.arguments[place], body.arguments[place], result]
         operands[place].flows_to += carried
         body.returned[place].flows_to += carried

@@ -94,7 +94,9 @@ class _Simulation:
         if reader.name == "stablehlo.optimization_barrier" and self._storage.fuses_into_products:
             return any(result.readers for result in reader.results_of(value))
         if reader.name in program.VIEWS and reader in self._index:
-            return any(self._needs_memory(each, result) for result in reader.results_of(value) for each in result.readers)
+            return any(
+                self._needs_memory(each, result) for result in reader.results_of(value) for each in result.readers
+            )
         if reader.name == "stablehlo.dynamic_update_slice":
             return value is reader.operands[0]
         if reader.name in program.PRODUCTS:

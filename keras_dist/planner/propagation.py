@@ -139,7 +139,7 @@ class Propagated:
     sliced: tuple[tuple[int, tuple[str, ...]], ...] = ()
     opaque: tuple[str, ...] = ()
     interface_nbytes: int = 0
-    memory: PeakMemory = PeakMemory()
+    memory: PeakMemory = dataclasses.field(default_factory=PeakMemory)
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
         """Return the bytes of a step by kind and axes of the mesh."""

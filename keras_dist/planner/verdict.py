@@ -21,7 +21,6 @@ from keras_dist.training.executions import RESIDENT_PART
 Tier = Literal["propagated", "compiled"]
 
 
-
 class _Margins(NamedTuple):
     """Factors of estimates that bound XLA's peak of intermediate results."""
 

@@ -1,7 +1,7 @@
 """Small programs that show how XLA for TPUs stores arrays, and the bytes that it used.
 
-`python -m tests.planner.memory_experiments` compiles them with the extra `tpu`, and prints what XLA does now and what is
-recorded. `keras_dist.planner.storage` follows the records.
+`python -m tests.planner.memory_experiments` compiles them with the extra `tpu`, and prints what XLA does now and what
+is recorded. `keras_dist.planner.storage` follows the records.
 """
 
 from collections.abc import Callable
@@ -84,7 +84,9 @@ def _attention(x: jax.Array) -> jax.Array:
 
 def _convolved(kernel: jax.Array, x: jax.Array) -> jax.Array:
     for _ in range(2):
-        x = jnp.tanh(jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+        x = jnp.tanh(
+            jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        )
     return (x**2).sum()
 
 
@@ -95,7 +97,9 @@ EXPERIMENTS = {
     "products": Experiment(jax.grad(_dense), (_KERNEL, _SEQUENCES), 335_560_704),
     "attention": Experiment(jax.grad(_attention), (((64, 512, 256), F),), 1_125_122_048),
     "lookup": Experiment(
-        lambda table, places: jnp.sort(table[places.astype(jnp.int32)], 0), (((1000, 32), F), ((2**20,), F)), 671_090_688
+        lambda table, places: jnp.sort(table[places.astype(jnp.int32)], 0),
+        (((1000, 32), F), ((2**20,), F)),
+        671_090_688,
     ),
     "convolution": Experiment(jax.grad(_convolved), (((3, 3, 16, 16), F), ((8, 256, 256, 16), F)), 536_944_640),
 }

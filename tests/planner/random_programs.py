@@ -232,7 +232,8 @@ def main(target: str, first: int, count: int, size: str = "") -> None:
         wrong["labelled"] += not each.moves_right and each.estimates > 0
         print(f"{seed} {' '.join(problems) or 'right'}: {each}", flush=True)
     print(f"{count} programs for {target} from seed {first}: {dict(wrong)}")
-    for name, values in zip(("least padding", "most padding"), zip(*(each.ratios for _, each in found)), strict=False):
+    for name, place in (("least padding", 0), ("most padding", 1)):
+        values = [each.ratios[place] for _, each in found]
         shown = " ".join(f"{part:.0%} {np.quantile(values, part):.2f}" for part in (0, 0.02, 0.5, 0.98, 1))
         print(f"peak of intermediate results / estimate with {name}: {shown}")
     shown = ", ".join(f"{np.median([each.bounds[end] / each.peak for _, each in found]):.2f}" for end in (0, 1))

@@ -1,7 +1,5 @@
 """The estimate of the peak of intermediate results, of small programs by hand; `test_memory_records` has models."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import pytest

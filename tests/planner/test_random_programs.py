@@ -14,5 +14,15 @@ def test_nothing_is_wrong_without_a_label(seed):
 
 def test_wrong_figures_are_found():
     moved = {("all_reduce", ("data",)): (100, 110)}
-    wrong = Found("", given=10**6, arguments=9 * 10**5, moved=moved, estimates=0, bounds=(1, 2), peak=3, memory=PeakMemory(), seconds=(2, 1))
+    wrong = Found(
+        "",
+        given=10**6,
+        arguments=9 * 10**5,
+        moved=moved,
+        estimates=0,
+        bounds=(1, 2),
+        peak=3,
+        memory=PeakMemory(),
+        seconds=(2, 1),
+    )
     assert list(wrong.problems()) == ["state", "collectives", "memory", "time"]
