@@ -156,6 +156,27 @@ def test_without_the_extra_the_other_tiers_remain():
     assert planned(8, compiles=False).verdict.note == "not asked for"
 
 
+def test_tiles_of_the_batch_count():
+    """XLA stores a batch of 16 images of 16 x 16 x 3 in 8 times its bytes, as `memory_experiments` records."""
+    with kd.DataParallel(kd.DeviceMesh("data=8")).scope():
+        model = kd.Sequential([kd.Input((16, 16, 3)), layers.Dense(3, use_bias=False)])
+    model.compile("sgd", "mse")
+    x = jax.ShapeDtypeStruct((128, 16, 16, 3), np.float32)
+
+    def of(target):
+        distribution = kd.DataParallel(kd.DeviceMesh("data=8", devices=kd.planner.devices(target)))
+        return kd.plan(model, (x, x), distribution, target=target, compiles=False).verdict
+
+    images, verdict = 2 * 16 * 16 * 16 * 3 * 4, of("v5e:2x4")
+    assert verdict.least_nbytes < 1.01 * images, "exact bytes of the arrays"
+    assert 7 * images <= verdict.padding_nbytes < 7.2 * images
+    assert verdict.peak_bounds_nbytes[0] == verdict.least_nbytes + verdict.padding_nbytes, "all else may be in VMEM"
+    assert "96.1 KiB of state and batch are stored as" in str(verdict) and "in tiles of 8 x 128" in str(verdict)
+    limited = dataclasses.replace(verdict, limit_nbytes=6 * images)
+    assert limited.fits is False and limited.short_by_nbytes > images
+    assert of("cpu:8").padding_nbytes == 0 and "tiles" not in str(of("cpu:8"))
+
+
 def test_memory_of_cpus_is_propagated_with_the_way_to_the_exact_peak():
     with kd.DataParallel(kd.DeviceMesh("data=8")).scope():
         model = kd.Sequential([kd.Input((64,)), layers.Dense(64, "tanh"), layers.Dense(64, "tanh")])
