@@ -137,7 +137,7 @@ class Propagated:
         dtype: element type of most of these FLOPs; empty without any.
         accessed_nbytes: bytes of arguments and results of the step, and of operands and results of matrix
             multiplications and convolutions: an estimate that takes all other operations as fused.
-        activation_nbytes: estimate of the peak bytes of intermediate results; see `planner.peak_memory`.
+        activation_nbytes: estimate of the peak bytes of intermediate results; see `memory`.
         estimates: operations whose collectives in XLA's program may differ; empty if all collectives are known.
         scores_nbytes: the part of `accessed_nbytes` that is scores of attention, (..., queries, keys), which kernels of
             flash attention do not store.
@@ -146,6 +146,7 @@ class Propagated:
             only its slice.
         opaque: operations whose memory is not in `activation_nbytes`, such as custom kernels.
         interface_nbytes: the part of `accessed_nbytes` that is arguments and results of the step.
+        memory: estimates of memory that verdicts bound.
     """
 
     collectives: tuple[Collective, ...]
@@ -159,6 +160,7 @@ class Propagated:
     sliced: tuple[tuple[int, tuple[str, ...]], ...] = ()
     opaque: tuple[str, ...] = ()
     interface_nbytes: int = 0
+    memory: PeakMemory = dataclasses.field(default_factory=PeakMemory)
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
         """Return the bytes of a step by kind and axes of the mesh."""
@@ -252,14 +254,14 @@ def propagate_module(operation: Any, with_memory: bool = True) -> Propagated:
             shardy.rename(inner, _SEPARATOR.join((name_of(inner), need, asked, f"{number}")))
     shardy.run_passes(operation, _TO_COLLECTIVES)
     module = ShardedModule(operation)
-    costs, peak = _Costs(module, chosen), peak_memory(module) if with_memory else PeakMemory(0, ())
+    costs, peak = _Costs(module, chosen), peak_memory(module) if with_memory else PeakMemory()
     dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
     exchanges = list(_with_neighbours(costs.exchanges))
     collectives = tuple(each for each, _ in exchanges if each is not None)
     estimates = counted(each for _, each in exchanges if each is not None)
     figures = sum(costs.flops_by_dtype.values()), dtype, costs.accessed, peak.nbytes, estimates
     repeated = tuple(Repeated(*key, flops) for key, flops in costs.repeated.items())
-    rest = costs.scores, repeated, tuple(costs.sliced), peak.opaque, costs.interface
+    rest = costs.scores, repeated, tuple(costs.sliced), peak.opaque, costs.interface, peak
     return Propagated(collectives, *figures, *rest)
 
 

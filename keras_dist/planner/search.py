@@ -206,8 +206,7 @@ class Search:
         figures = step_seconds(sizes, step, self.target), state, step.activation_nbytes, moved
         is_fully, doubts = kind.pop("fully_sharded", False), sum(each.count for each in step.estimates)
         platform = self.target and self.target.platform
-        is_undone = platform == "cpu" and self.remat is not None  # by XLA for CPUs, with memory by depth
-        most = None if step.opaque or is_undone else state + bound_nbytes(platform, step)
+        most = None if step.opaque else state + bound_nbytes(platform, step)
         known: Any = {"remat": self.remat, "doubts": doubts, "most_nbytes": most, **kind}
         found = Candidate(dict(sizes), dict(rules), is_fully, *figures, **known)
         self.candidates.append(found)

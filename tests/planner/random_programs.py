@@ -1,7 +1,7 @@
 """Random networks under random layouts, and how their plans compare with XLA's programs.
 
 `python -m tests.planner.random_programs cpu:8 20261129 200` compiles 200 programs, prints a line for each and then the
-rates; TPUs need the extra `tpu`. `make soak` compiles some.
+rates; with `large` at the end, programs that need up to GiB. TPUs need the extra `tpu`. `make soak` compiles some.
 """
 
 import collections
@@ -15,10 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import LayoutWarning
+from keras_dist.planner.peak_memory import PeakMemory
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.tracing import trace_step
 from keras_dist.planner.verdict import judge
@@ -49,7 +51,7 @@ def _convolved(rng: random.Random, width: int, length: int) -> Iterator[layers.L
 
 def _recurrent(rng: random.Random, width: int, length: int) -> Iterator[layers.Layer]:
     kind = rng.choice((layers.LSTM, layers.GRU, layers.SimpleRNN))
-    yield kind(width, return_sequences=True, unroll=rng.random() < 0.2)
+    yield kind(width, return_sequences=True, unroll=rng.random() < 0.2 and length <= 64)
 
 
 class _Mixed(layers.Layer):
@@ -225,8 +227,15 @@ class Found:
     doubted: int  # most bytes of estimates, which XLA may exchange by other kinds
     bounds: tuple[int, int]  # bytes between which the peak of memory is said to be
     peak: int
+    memory: PeakMemory
     seconds: tuple[float, float]
     fits: bool | None  # as the plan says for a machine with a little less memory than the peak
+
+    @property
+    def ratios(self) -> tuple[float, float]:
+        """XLA's peak of intermediate results, divided by its estimate in arrays with the least padding and the most."""
+        used = self.peak - self.given - self.memory.padding_nbytes
+        return used / max(self.memory.nbytes, 1), used / max(self.memory.most_nbytes, 1)
 
     @property
     def moves_right(self) -> bool:
@@ -260,12 +269,12 @@ class Found:
             yield "time"
 
 
-def compare(seed: int, target: str) -> Found:
+def compare(seed: int, target: str, *, large: bool = False) -> Found:
     """Plan the program of a seed for a target, compile it, and return both figures."""
     machine = kd.planner.target(target)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LayoutWarning)  # of work that devices repeat
-        text, model, batch = random_program(seed)
+        text, model, batch = random_program(seed, large=large)
         program = trace_step(model, batch, None, platform=machine.platform)
     step = propagate(program.lowered)
     verdict = judge(program, step, machine, compiles=True, timeout_seconds=600)
@@ -282,17 +291,20 @@ def compare(seed: int, target: str) -> Found:
         intervals=step.intervals(),
         total=step.moved_interval,
         doubted=sum(each.most_nbytes for each in step.estimates),
-        bounds=(verdict.least_nbytes, verdict.most_nbytes),
+        bounds=verdict.peak_bounds_nbytes,
         peak=compiled.peak_nbytes,
+        memory=step.memory,
         seconds=(verdict.rooflines["propagated"].step_seconds, verdict.rooflines["compiled"].step_seconds),
         fits=judge(program, step, smaller, compiles=False, timeout_seconds=1).fits,
     )
 
 
-def random_program(seed: int) -> tuple[str, kd.Model, tuple[Any, Any]]:
-    """Return a description, a compiled model under a layout, and a batch."""
+def random_program(seed: int, *, large: bool = False) -> tuple[str, kd.Model, tuple[Any, Any]]:
+    """Return a description, a compiled model under a layout, and a batch; large ones need up to GiB."""
     rng = random.Random(seed)
     width, length, rows = rng.choice((32, 64, 128, 256)), rng.choice((8, 16, 64)), 8 * rng.choice((1, 2, 4))
+    if large:
+        width, length, rows = width * rng.choice((1, 4)), length * rng.choice((1, 4, 16)), rows * rng.choice((4, 16))
     shape, words = rng.choice(MESHES), rng.choice((0, 0, 64, 1000))
     mesh = kd.DeviceMesh(shape, ("data", "model")[: len(shape)])
     kinds = [rng.choice(BLOCKS if seed < FIRST else MORE_BLOCKS) for _ in range(rng.randint(1, 4))]
@@ -349,17 +361,19 @@ def _axes_of(rng: random.Random, shape: tuple[int, ...], mesh: kd.DeviceMesh) ->
     return axes
 
 
-def main(target: str, first: int, count: int) -> None:
-    """Compare programs and print what is wrong."""
+def main(target: str, first: int, count: int, size: str = "") -> None:
+    """Compare programs; print what is wrong, and the rates from which `planner.verdict` has its margins."""
     widths: list[float] = []
+    found: list[tuple[int, Found]] = []
     wrong: collections.Counter[str] = collections.Counter()
     for seed in range(first, first + count):
         try:
-            each = compare(seed, target)
+            each = compare(seed, target, large=size == "large")
         except Exception as error:  # the seed is reported, and the others are compared
             wrong["crash"] += 1
             print(f"{seed} crash: {type(error).__name__}: {str(error)[:600]}", flush=True)
             continue
+        found.append((seed, each))
         problems = list(each.problems())
         wrong.update(problems)
         if "collectives" not in problems:
@@ -369,8 +383,14 @@ def main(target: str, first: int, count: int) -> None:
         print(f"{seed} {' '.join(problems) or 'right'}: {each}", flush=True)
     width = f"; intervals are {statistics.median(widths):.2f} times wide, in the median" if widths else ""
     print(f"{count} programs for {target} from seed {first}: {dict(wrong)}{width}")
+    for name, place in (("least padding", 0), ("most padding", 1)):
+        values = [each.ratios[place] for _, each in found]
+        shown = " ".join(f"{part:.0%} {np.quantile(values, part):.2f}" for part in (0, 0.02, 0.5, 0.98, 1))
+        print(f"peak of intermediate results / estimate with {name}: {shown}")
+    shown = ", ".join(f"{np.median([each.bounds[end] / each.peak for _, each in found]):.2f}" for end in (0, 1))
+    print(f"median of least and most, divided by the peak: {shown}")
 
 
 if __name__ == "__main__":
     kd.use_cpu_devices(8)
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
