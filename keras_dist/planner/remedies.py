@@ -277,7 +277,7 @@ class _Search:
         return rule if rule in self._rules else None
 
     def _grouped(self, key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
-        """Return weights by key, without factors of LoRA and those of which the key is None."""
+        """Return weights by key, without factors of LoRA and weights without a key."""
         groups: dict[Any, list[Row]] = collections.defaultdict(list)
         for row in self._weights.values():
             if not (row.rule or "").startswith(FOLLOWS) and key(row) is not None:
