@@ -171,7 +171,8 @@ def test_tiles_of_the_batch_count():
     assert verdict.least_nbytes < 1.01 * images, "exact bytes of the arrays"
     assert 7 * images <= verdict.padding_nbytes < 7.2 * images
     assert verdict.peak_bounds_nbytes[0] == verdict.least_nbytes + verdict.padding_nbytes, "all else may be in VMEM"
-    assert "96.1 KiB of state and batch are stored as" in str(verdict) and "in tiles of 8 x 128" in str(verdict)
+    exact = kd.distribution.render.render_bytes(verdict.least_nbytes)
+    assert f"{exact} of state and batch are stored as" in str(verdict) and "in tiles of 8 x 128" in str(verdict)
     limited = dataclasses.replace(verdict, limit_nbytes=6 * images)
     assert limited.fits is False and limited.short_by_nbytes > images
     assert of("cpu:8").padding_nbytes == 0 and "tiles" not in str(of("cpu:8"))
