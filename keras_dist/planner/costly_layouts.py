@@ -239,7 +239,7 @@ def _size(group: list[Collective]) -> str:
 
 
 def _is_estimate(group: list[Collective]) -> bool:
-    return any(each.is_estimate for each in group)
+    return any(each.doubt for each in group)
 
 
 def _nbytes(group: list[Collective]) -> int:
