@@ -6,7 +6,7 @@ from keras_dist.planner.calibration import Calibration, Measurement, calibrate
 from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded, dim_classes
-from keras_dist.planner.exchanges import Estimate
+from keras_dist.planner.estimates import Estimate
 from keras_dist.planner.frontier import Frontier, Point
 from keras_dist.planner.generation import GenerationReport, Phase
 from keras_dist.planner.logical_rules import LogicalRules

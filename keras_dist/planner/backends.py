@@ -89,7 +89,7 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
         alike = _alike(operation)
         if alike[0] != operation:
             return Moved(kind, 0)
-        users = [user for each in alike for user in users_of(each.results[0], module)]
+        users = [user for each in alike for user in _computing(each.results[0], module)]
         uses_so = _computes if backend.computes_so else _multiplies
         if dtype in backend.multiplied and all(map(uses_so, users)):
             return Moved(kind, _converted(nbytes, dtype, backend.multiplied[dtype]))
@@ -159,9 +159,18 @@ def users_of(value: Any, module: ShardedModule) -> Iterator[Any]:
             yield from _users_inside(user, use.operand_number, module)
         elif user.name == "stablehlo.optimization_barrier":
             yield from users_of(user.results[use.operand_number], module)
-        elif arranges(user) or use.operand_number in _CHOOSING.get(user.name, ()):
+        elif arranges(user):
             yield from users_of(user.results[0], module)
         elif user.name != "sdy.all_slice" or is_argument(value.owner) or value.owner.operation.name != "sdy.all_gather":
+            yield user
+
+
+def _computing(value: Any, module: ShardedModule) -> Iterator[Any]:
+    """Yield the operations that use the elements of an array, also after a lookup."""
+    for user in users_of(value, module):
+        if user.name in _LOOKUP:
+            yield from _computing(user.results[0], module)
+        else:
             yield user
 
 
@@ -179,8 +188,7 @@ def _users_inside(user: Any, place: int, module: ShardedModule) -> Iterator[Any]
 
 
 _ADD = "stablehlo.add"
-_CHOOSING = {"stablehlo.gather": (0,), "stablehlo.select": (1, 2)}
-"""Operations of a lookup, and their operands with the elements that they choose."""
+_LOOKUP = ("stablehlo.gather", "stablehlo.select")
 _ARRANGING = ("stablehlo.convert", "stablehlo.reshape", "stablehlo.reverse", "stablehlo.transpose")
 
 

@@ -201,7 +201,7 @@ def _reshard(rule: str | None, kind: str, axes: tuple[str, ...], group: list[Col
         return Problem("reshard", _place(group[0]), summary, given, expected, fix)
     made = list(dict.fromkeys(f"{each.operation or 'an array'} of {each.layer or 'the step'}" for each in group))
     more = f" and {len(made) - _MOST_MAKERS} more" if len(made) > _MOST_MAKERS else ""
-    estimate = _ESTIMATE * any(each.is_estimate for each in group)
+    estimate = _ESTIMATE * any(each.doubt for each in group)
     summary = f"{estimate}hidden reshard: {where} needs {kind} over {over} that no rule asks for"
     expected = f"operands with the layouts that {where} needs, or a rule for the gathered layout"
     given = f"{given}, made by {', '.join(made[:_MOST_MAKERS])}{more}"

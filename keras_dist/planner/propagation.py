@@ -19,15 +19,12 @@ from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.planner.backends import DTYPES, Kind, added_after_loop, arranges, moved_as
+from keras_dist.planner.estimates import RATES, Estimate, counted, interval_of
 from keras_dist.planner.exchanges import (
-    RATES,
-    Estimate,
     Halo,
-    counted,
     doubt,
     estimate_at,
     halo_of,
-    interval_of,
     is_forced,
     jax_operation,
     products_of,
@@ -93,22 +90,13 @@ class Collective:
         return self.nbytes * max(self.turns, 1)
 
     @property
-    def is_estimate(self) -> bool:
-        """Whether XLA may exchange otherwise."""
-        return bool(self.doubt)
-
-    @property
     def interval(self) -> tuple[int, int]:
         """Least and most bytes of all turns in XLA's program."""
         return self.at(0).nbytes_per_step, self.at(1).nbytes_per_step
 
     def at(self, end: int) -> Collective:
         """Return the collective with the least bytes, or with the most if `end` is 1."""
-        return (
-            dataclasses.replace(self, nbytes=interval_of(self.nbytes, self.doubt, self.turns)[end])
-            if self.doubt
-            else self
-        )
+        return dataclasses.replace(self, nbytes=interval_of(self.nbytes, self.doubt, self.turns)[end])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,15 +159,11 @@ class Propagated:
 
         XLA may exchange estimates by another kind of collective, or along other axes.
         """
-        most = nbytes_by_axes(self.collectives_at(1))
+        most = nbytes_by_axes(each.at(1) for each in self.collectives)
         least = nbytes_by_axes(
             each.at(0) for each in self.collectives if not (each.doubt and RATES[each.doubt].may_change)
         )
         return {key: (least.get(key, 0), nbytes) for key, nbytes in most.items()}
-
-    def collectives_at(self, end: int) -> list[Collective]:
-        """Return the collectives with the least bytes, or with the most if `end` is 1."""
-        return [each.at(end) for each in self.collectives]
 
     @property
     def moved_interval(self) -> tuple[int, int]:
@@ -190,7 +174,7 @@ class Propagated:
     @property
     def unknown_nbytes(self) -> int:
         """Most bytes of exchanges of estimates that are not in `collectives`."""
-        inside = sum(each.interval[1] for each in self.collectives if each.is_estimate)
+        inside = sum(each.interval[1] for each in self.collectives if each.doubt)
         return max(0, sum(each.most_nbytes for each in self.estimates) - inside)
 
     def traffic_nbytes(self, vector_nbytes: int) -> float:
@@ -270,21 +254,14 @@ _Exchange = tuple[Collective | None, Estimate | None]
 
 def _with_neighbours(exchanges: Sequence[_Exchange]) -> Iterator[_Exchange]:
     """Mark collectives of layers for whose operands XLA may choose other layouts, or rotate shards."""
-    chosen: set[str] = set()
-    rotated: set[str] = set()
-    for moved, found in exchanges:
-        if moved and found and found.kind == "reshard":
-            chosen |= _layers(moved)
-        elif found and not moved:
-            rotated.add(found.layer)
+    chosen = {layer for moved, _ in exchanges if moved and moved.doubt == "reshard" for layer in _layers(moved)}
+    rotated = {found.layer for moved, found in exchanges if found and not moved}
+    reason = "XLA may choose other layouts in this layer"
     for moved, found in exchanges:
         if moved and moved.doubt not in ("reshard", "stack"):
             is_rotated = moved.kind == "collective_permute" and moved.layer in rotated
             if is_rotated or not chosen.isdisjoint(_layers(moved, inside=True)):
-                moved, reason = (
-                    dataclasses.replace(moved, doubt="neighbour"),
-                    "XLA may choose other layouts in this layer",
-                )
+                moved = dataclasses.replace(moved, doubt="neighbour")
                 found = Estimate(moved.layer, moved.operation, reason, "", 1, *moved.interval, moved.doubt)
         yield moved, found
 
@@ -436,23 +413,22 @@ class _Costs:
             shared = estimate_at(operation, reason, "border") if is_border and self._module.platform != "cpu" else None
             made_by = layer_in(name) or around.layer, jax_operation(name)
             for nbytes in found.nbytes:
-                self._move(Collective("collective_permute", found.axes, nbytes, around.turns, *made_by), shared, around)
+                moved = Collective("collective_permute", found.axes, nbytes, around.turns, *made_by)
+                self._move(moved, shared, around)
         if reason := found if isinstance(found, str) else doubt(operation, self._module):
-            self._estimate(
-                estimate_at(operation, reason), None, whole_nbytes(operation, self._module) * around.times, around
-            )
+            whole = whole_nbytes(operation, self._module) * around.times
+            self._move(None, estimate_at(operation, reason), around, interval_of(whole, "other"))
 
-    def _move(self, moved: Collective, found: Estimate | None, around: _Around) -> None:
-        """Add a collective, and the estimate of its bytes."""
-        if found is None:
-            self.exchanges.append((moved, None))
-        else:
-            self._estimate(found, dataclasses.replace(moved, doubt=found.kind), moved.nbytes_per_step, around)
-
-    def _estimate(self, found: Estimate, moved: Collective | None, nbytes: int, around: _Around) -> None:
-        least, most = interval_of(nbytes, found.kind, moved.turns if moved else around.times)
-        sized = dataclasses.replace(found, layer=found.layer or around.layer, least_nbytes=least, most_nbytes=most)
-        self.exchanges.append((moved, sized))
+    def _move(
+        self, moved: Collective | None, found: Estimate | None, around: _Around, interval: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Add a collective, or the interval of an unknown one, and its estimate."""
+        if found is not None:
+            moved = moved and dataclasses.replace(moved, doubt=found.kind)
+            least, most = moved.interval if moved else interval
+            layer = found.layer or around.layer
+            found = dataclasses.replace(found, layer=layer, least_nbytes=least, most_nbytes=most)
+        self.exchanges.append((moved, found))
 
     def _add_collective(self, kind: Kind, operation: Any, around: _Around) -> None:
         found, estimate = self._collective(kind, operation, around)

@@ -295,8 +295,10 @@ def judge(
 
     kept = dataclasses.replace(step, accessed_nbytes=step.accessed_nbytes - step.scores_nbytes * flash_attention)
     accessed = kept.traffic_nbytes(target.chip.vector_nbytes)
-    rooflines: dict[Tier, Roofline] = {"propagated": line(step.flops, accessed, step.collectives_at(0))}
-    most_seconds = line(step.flops, accessed, step.collectives_at(1)).step_seconds if step.estimates else None
+    rooflines: dict[Tier, Roofline] = {
+        "propagated": line(step.flops, accessed, [each.at(0) for each in step.collectives])
+    }
+    most_seconds = line(step.flops, accessed, [each.at(1) for each in step.collectives]).step_seconds
     compiled, note = None, "" if compiles else "not asked for"
     if compiles:
         try:
@@ -320,6 +322,6 @@ def judge(
     count = collections.Counter(place.host for place in target.places).most_common(1)[0][1]
     saved = sum(min(row.nbytes, count * row.nbytes_per_device) for row in program.state.rows)
     rest |= {"devices_per_host": count, "snapshot_nbytes": saved}
-    rest["most_step_seconds"] = most_seconds
+    rest["most_step_seconds"] = most_seconds if step.estimates else None
     of_fit = program.ahead_nbytes, resident, reserved, step.opaque
     return Verdict(target.name, limit, least, most, rooflines, compiled, note, *of_fit, **rest)

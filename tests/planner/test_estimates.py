@@ -12,7 +12,7 @@ import keras_dist as kd
 from keras_dist import layers
 from keras_dist.distribution.render import render_interval
 from keras_dist.planner import exchanges, html, propagate
-from keras_dist.planner.exchanges import interval_of
+from keras_dist.planner.estimates import interval_of
 from keras_dist.planner.hlo import parse_program
 from keras_dist.planner.propagation import nbytes_by_axes
 from keras_dist.planner.tracing import trace_step

@@ -224,14 +224,15 @@ def test_least_times_use_the_least_bytes_of_estimates():
 
     report = kd.plan(factory, (x, x), kd.ModelParallel(rules), "sgd", "mse", target="v5e:2x4", compiles=False)
     step, verdict = report.step, report.verdict
-    least, most = (sum(each.nbytes_per_step for each in step.collectives_at(end)) for end in (0, 1))
+    moved = [[each.at(end) for each in step.collectives] for end in (0, 1)]
+    least, most = (sum(each.nbytes_per_step for each in collectives) for collectives in moved)
     assert least < sum(step.nbytes_by_axes().values()) < most
     options = {"flops": 0, "accessed_nbytes": 0}
     ends = [
-        kd.planner.roofline("v5e:2x4", {"model": 8}, collectives=step.collectives_at(end), **options).step_seconds
-        for end in (0, 1)
+        kd.planner.roofline("v5e:2x4", {"model": 8}, collectives=collectives, **options).step_seconds
+        for collectives in moved
     ]
-    (moved,) = verdict.rooflines["propagated"].communication_seconds.values()
-    assert moved == ends[0] and verdict.most_step_seconds >= ends[1] > ends[0]
+    (seconds,) = verdict.rooflines["propagated"].communication_seconds.values()
+    assert seconds == ends[0] and verdict.most_step_seconds >= ends[1] > ends[0]
     assert verdict.to_dict()["propagated"]["most_step_seconds"] == verdict.most_step_seconds
     assert "with the most of estimates" in str(verdict)
