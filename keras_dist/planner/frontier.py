@@ -92,6 +92,11 @@ class Frontier:
         fitting = [each for each in self.points if each.verdict.fits]
         return min(fitting, key=lambda each: (each.seconds_per_row, each.needed_nbytes), default=None)
 
+    @property
+    def exit_code(self) -> int:
+        """Exit code for scripts: 1 if no point is known to fit, else 0."""
+        return int(self.best is None)
+
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as dicts, lists, strings and numbers."""
         names = ("rows", "remat", "slot_memory", "needed_nbytes", "seconds_per_row")

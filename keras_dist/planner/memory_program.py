@@ -147,6 +147,8 @@ class Reader:
             return None
         if operation.name == "stablehlo.optimization_barrier":
             return operation.name
+        if operation.name.endswith(".constant"):  # attributes of complex numbers cannot be read
+            return operation.get_asm(large_elements_limit=16, use_local_scope=True).partition(" = ")[2]
         known = {name: str(operation.attributes[name]) for name in operation.attributes if name != "sdy.sharding"}
         inside = (each.operation.name for region in operation.regions for each in region.blocks[0].operations)
         result = operation.results[0]

@@ -125,8 +125,9 @@ def test_what_a_step_cannot_have_is_said():
 
 
 def test_the_error_of_the_step_itself_is_raised():
-    with pytest.raises(ModelError, match="Input"):
-        kd.plan(model, jax.ShapeDtypeStruct((8, 3), "float32"), target="v5e:1x1", search=("batch",), compiles=False)
+    with pytest.raises(ModelError, match="the inputs do not fit the model"):
+        wrong = jax.ShapeDtypeStruct((8, 3), "float32")
+        kd.plan(model, (wrong, wrong), target="v5e:1x1", search=("batch",), compiles=False)
 
 
 @pytest.mark.parametrize("search", ["memory", ("batch", "depth"), 3])
