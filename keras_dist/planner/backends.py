@@ -27,6 +27,7 @@ class Backend:
         multiplied: for an element type the bytes of an element in which products are computed. Arrays that only
             products use are converted before they are gathered.
         computes_so: whether all operations are computed so, and not products alone.
+        gathers_narrow: whether arrays that were converted to a wider type are gathered before.
         added: for an element type the bytes of an element in which arrays are reduced.
         scattered_nbytes: arrays with more bytes, of two or more dims, are reduced and scattered, if devices use slices
             of the sum; None if they are always reduced as a whole.
@@ -36,6 +37,7 @@ class Backend:
 
     multiplied: Mapping[str, int] = dataclasses.field(default_factory=dict)
     computes_so: bool = False
+    gathers_narrow: bool = False
     added: Mapping[str, int] = dataclasses.field(default_factory=dict)
     scattered_nbytes: int | None = None
     certain_nbytes: int = 0
@@ -47,7 +49,13 @@ DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float6
 _WIDENED = {"bfloat16": 4, "float16": 4}
 BACKENDS = {
     "cpu": Backend(multiplied=_WIDENED, computes_so=True, added=_WIDENED),
-    "tpu": Backend(multiplied={"float32": 2}, scattered_nbytes=2**15, certain_nbytes=2**17, adds_after_loops=True),
+    "tpu": Backend(
+        multiplied={"float32": 2},
+        gathers_narrow=True,
+        scattered_nbytes=2**15,
+        certain_nbytes=2**17,
+        adds_after_loops=True,
+    ),
     "cuda": Backend(scattered_nbytes=0),
 }
 """XLA of jax 0.10 for CPUs, libtpu 0.0.42 for TPUs; for GPUs as XLA's source has it, in `ReduceScatterCreator`."""
@@ -89,6 +97,10 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
         alike = _alike(operation)
         if alike[0] != operation:
             return Moved(kind, 0)
+        stored = DTYPES.get(str(_origin(operation.operands[0]).type.element_type))
+        if backend.gathers_narrow and stored and element in DTYPES:
+            nbytes = min(nbytes, _converted(nbytes, dtype, np.dtype(stored).itemsize))
+            dtype = min(stored, dtype, key=lambda name: np.dtype(name).itemsize)
         users = [user for each in alike for user in _computing(each.results[0], module)]
         uses_so = _computes if backend.computes_so else _multiplies
         if dtype in backend.multiplied and all(map(uses_so, users)):

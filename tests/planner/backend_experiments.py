@@ -80,6 +80,11 @@ def _looked_up(x: jax.Array, table: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.take(_whole(table), jnp.argmax(x, -1), axis=0) @ w
 
 
+def _widened(x: jax.Array, y: jax.Array) -> jax.Array:
+    gradient = jax.lax.with_sharding_constraint(x.T @ y, NamedSharding(MESH, COLUMNS))
+    return 2 * _whole(gradient.astype(jnp.float32))
+
+
 def _converted_twice(x: jax.Array, w: jax.Array) -> jax.Array:
     x = jnp.tanh(x @ _whole(w.astype(jnp.bfloat16)))
     return x @ _whole(w.astype(jnp.bfloat16)).T
@@ -108,6 +113,12 @@ EXPERIMENTS = {
         _converted_twice,
         (((256, 512), ROWS, _B), ((512, 512), ROWS, _F)),
         ROWS,
+        _by_target({"cpu": {"all_gather": 2**20}, "tpu": {"all_gather": 2**19}}),
+    ),
+    "gradient that is widened": Experiment(
+        _widened,
+        (((256, 512), WHOLE, _B), ((256, 512), COLUMNS, _B)),
+        WHOLE,
         _by_target({"cpu": {"all_gather": 2**20}, "tpu": {"all_gather": 2**19}}),
     ),
     "table of a lookup for a product": Experiment(
