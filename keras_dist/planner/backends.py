@@ -28,6 +28,7 @@ class Backend:
             products use are converted before they are gathered.
         computes_so: whether all operations are computed so, and not products alone.
         gathers_narrow: whether arrays that were converted to a wider type are gathered before.
+        joins_conversions: whether an array that is converted twice is gathered once.
         added: for an element type the bytes of an element in which arrays are reduced.
         scattered_nbytes: arrays with more bytes, of two or more dims, are reduced and scattered, if devices use slices
             of the sum; None if they are always reduced as a whole.
@@ -38,6 +39,7 @@ class Backend:
     multiplied: Mapping[str, int] = dataclasses.field(default_factory=dict)
     computes_so: bool = False
     gathers_narrow: bool = False
+    joins_conversions: bool = True
     added: Mapping[str, int] = dataclasses.field(default_factory=dict)
     scattered_nbytes: int | None = None
     certain_nbytes: int = 0
@@ -56,9 +58,9 @@ BACKENDS = {
         certain_nbytes=2**17,
         adds_after_loops=True,
     ),
-    "cuda": Backend(scattered_nbytes=0),
+    "cuda": Backend(gathers_narrow=True, joins_conversions=False, scattered_nbytes=0, adds_after_loops=True),
 }
-"""XLA of jax 0.10 for CPUs, libtpu 0.0.42 for TPUs; for GPUs as XLA's source has it, in `ReduceScatterCreator`."""
+"""XLA of jax 0.10 for CPUs and, compiled without one, for H100; libtpu 0.0.42 for TPUs."""
 
 
 class Moved(NamedTuple):
@@ -94,7 +96,7 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
             doubt = "XLA reduces some small arrays as a whole" if nbytes <= backend.certain_nbytes else ""
         return Moved(kind, _converted(nbytes, dtype, backend.added.get(dtype)), doubt)
     if kind == "all_gather" and operation.name == "sdy.all_gather":
-        alike = _alike(operation)
+        alike = _alike(operation, backend.joins_conversions)
         if alike[0] != operation:
             return Moved(kind, 0)
         stored = DTYPES.get(str(_origin(operation.operands[0]).type.element_type))
@@ -108,10 +110,11 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
     return Moved(kind, nbytes)
 
 
-def _alike(gather: Any) -> list[Any]:
+def _alike(gather: Any, with_conversions: bool) -> list[Any]:
     """Return the gathers of the same array in the same block to the same type and layout: XLA gathers once."""
     block, made = gather.operation.block, str(gather.results[0].type)
-    same = [each for each in _gathers(_origin(gather.operands[0])) if each.block == block]
+    source = _origin(gather.operands[0]) if with_conversions else gather.operands[0]
+    same = [each for each in _gathers(source) if each.block == block]
     layout = str(gather.attributes["out_sharding"])
     same = [
         each for each in same if (str(each.attributes["out_sharding"]), str(each.results[0].type)) == (layout, made)
