@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import keras_dist as kd
-from benchmarks import decoders, planned_modules
+from benchmarks import decoders, planned_modules, planned_unseen
 
 Rules = Mapping[str, Sequence[Any]]
 
@@ -59,22 +59,26 @@ def _floats(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 _FULL = types.SimpleNamespace(
-    decoder=decoders.Sizes(layers=4, embed=2048, mlp=5632, heads=16, kv_heads=8, vocab=32768),
-    experts=(decoders.Sizes(layers=3, embed=1024, mlp=4096, heads=16, kv_heads=16, vocab=32768), 16),
-    encoder={"vocab": 30592, "length": 512, "embed": 1536, "mlp": 6144, "heads": 24, "layers": 6},
-    vit={"image": 224, "patch": 16, "embed": 1536, "mlp": 6144, "heads": 24, "layers": 6, "classes": 1000},
-    mixer={"tokens": 196, "embed": 1536, "token_mlp": 512, "mlp": 6144, "layers": 6, "classes": 1000},
-    resnet=({"width": 128, "stages": (2, 2, 2, 2), "classes": 1000}, 224),
-    unet=({"channels": (320, 640, 1280), "numbers": 4}, 64),
-    state_space={"vocab": 32768, "embed": 2048, "inner": 4096, "state": 128, "heads": 64, "chunk": 128, "layers": 4},
+    decoder=decoders.Sizes(layers=1, embed=1024, mlp=2816, heads=16, kv_heads=8, vocab=32768),
+    experts=(decoders.Sizes(layers=1, embed=512, mlp=2048, heads=8, kv_heads=8, vocab=32768), 16),
+    encoder={"vocab": 30592, "length": 512, "embed": 1024, "mlp": 4096, "heads": 16, "layers": 1},
+    vit={"image": 224, "patch": 16, "embed": 1024, "mlp": 4096, "heads": 16, "layers": 1, "classes": 1000},
+    mixer={"tokens": 196, "embed": 1024, "token_mlp": 512, "mlp": 4096, "layers": 1, "classes": 1000},
+    resnet=({"width": 128, "stages": (1, 1, 1, 1), "classes": 1000}, 128),
+    unet=({"channels": (320, 640), "numbers": 4}, 32),
+    state_space={"vocab": 32768, "embed": 1024, "inner": 2048, "state": 128, "heads": 32, "chunk": 128, "layers": 1},
     recommender={"tables": (2**20,) * 8, "embed": 128, "mlp": (1024, 1024, 512)},
-    ours=decoders.Sizes(layers=3, embed=2048, mlp=8192, heads=16, kv_heads=16, vocab=32768),
-    length=1024,
+    ours=decoders.Sizes(layers=1, embed=1024, mlp=4096, heads=16, kv_heads=16, vocab=32768),
+    time_mix={"vocab": 32768, "embed": 1024, "mlp": 4096, "layers": 1},
+    segmenter=({"channels": (64, 128, 256), "classes": 32}, 64),
+    towers={"users": 2**20, "items": 2**18, "embed": 256, "mlp": 1024},
+    windows=({"embed": 256, "heads": 8, "window": 7, "classes": 1000}, 112),
+    length=512,
     rows=2,
-    images=32,
+    images=16,
     clicks=2048,
 )
-"""Sizes of 0.1 to 1.1 billion parameters."""
+"""Sizes of 1 to 1,100 million parameters, with one block: XLA for TPUs compiles each program for a minute."""
 
 _TINY = types.SimpleNamespace(
     decoder=decoders.TINY,
@@ -87,6 +91,10 @@ _TINY = types.SimpleNamespace(
     state_space={"vocab": 128, "embed": 32, "inner": 64, "state": 16, "heads": 4, "chunk": 8, "layers": 2},
     recommender={"tables": (256,) * 2, "embed": 16, "mlp": (32, 32)},
     ours=dataclasses.replace(decoders.TINY, layers=1),
+    time_mix={"vocab": 128, "embed": 32, "mlp": 64, "layers": 1},
+    segmenter=({"channels": (8, 16), "classes": 4}, 16),
+    towers={"users": 256, "items": 128, "embed": 16, "mlp": 32},
+    windows=({"embed": 32, "heads": 4, "window": 2, "classes": 16}, 16),
     length=16,
     rows=2,
     images=2,
@@ -157,18 +165,48 @@ _OURS = {
     "head/kernel": (None, "model"),
     "head/bias": ("model",),
 }
+_TIME_MIX = {
+    rf"{_BLOCK}/(key|value|receptance|up)/kernel": (None, "model"),
+    rf"{_BLOCK}/(decay|bonus)": ("model",),
+    rf"{_BLOCK}/(out|down)/kernel": ("model", None),
+    "embed/embedding": ("model", None),
+    "head/kernel": (None, "model"),
+}
+_SEGMENTER = {
+    r"down/\d+/layers/2/kernel": (None, None, None, "model"),
+    r"down/\d+/layers/2/bias": ("model",),
+    r"down/\d+/layers/4/kernel": (None, None, "model", None),
+}
+_TOWERS = {
+    "(users|items)/embedding": ("model", None),
+    "(user|item)_up/kernel": (None, "model"),
+    "(user|item)_up/bias": ("model",),
+    "(user|item)_down/kernel": ("model", None),
+}
+_WINDOWS = {
+    r"(first|second)/\d+/(query|key|value)/kernel": (None, "model", None),
+    r"(first|second)/\d+/(query|key|value)/bias": ("model", None),
+    r"(first|second)/\d+/out/kernel": ("model", None, None),
+    r"(first|second)/\d+/bias": ("model", None, None),
+    r"(first|second)/\d+/up/kernel": (None, "model"),
+    r"(first|second)/\d+/up/bias": ("model",),
+    r"(first|second)/\d+/down/kernel": ("model", None),
+}
 _RECOMMENDER = {r"tables/\d+/embedding": (("data", "model"), None)}
 """Rows of tables over all devices, each of which looks up a part of every batch."""
 
 
 def planned_models(*, tiny: bool = False) -> dict[str, Planned]:
     """The models by name; `tiny` ones are of the same form."""
-    size, m, make = _TINY if tiny else _FULL, planned_modules, functools.partial
+    size, m, u, make = _TINY if tiny else _FULL, planned_modules, planned_unseen, functools.partial
     tokens, encoded = ((ints(length), ints(length)) for length in (size.length, size.encoder["length"]))
     (resnet, pixels), (unet, edge), sides = size.resnet, size.unet, size.vit["image"]
     latents, patches = _floats(edge, edge, unet["numbers"]), _floats(size.mixer["tokens"], 768)
     vit, pictures = ((_floats(side, side, 3), ints()) for side in (sides, pixels))
     clicks = {"numbers": _floats(13), "categories": ints(len(size.recommender["tables"]))}, _floats(1)
+    (segmenter, edges), (windows, frame) = size.segmenter, size.windows
+    pixel, framed = (_floats(edges, edges, 3), ints(edges, edges)), (_floats(frame, frame, 3), ints())
+    pairs = {"user": ints(32), "item": ints()}, ints()
     binary, ours = "binary_crossentropy", make(_our_decoder, size.ours, size.length)
     return {
         "decoder": Planned(make(decoders.Decoder, size.decoder), tokens, TOKENS, size.rows, decoders.megatron({})),
@@ -181,6 +219,10 @@ def planned_models(*, tiny: bool = False) -> dict[str, Planned]:
         "state space": Planned(make(m.StateSpace, **size.state_space), tokens, TOKENS, size.rows, _STATE_SPACE),
         "recommender": Planned(make(m.Recommender, **size.recommender), clicks, binary, size.clicks, _RECOMMENDER),
         "decoder, keras_dist": Planned(ours, tokens, TOKENS, size.rows, _OURS, is_ours=True),
+        "time mix, unseen": Planned(make(u.TimeMixDecoder, **size.time_mix), tokens, TOKENS, size.rows, _TIME_MIX),
+        "segmenter, unseen": Planned(make(u.Segmenter, **segmenter), pixel, TOKENS, size.images, _SEGMENTER),
+        "two towers, unseen": Planned(make(u.TwoTowers, **size.towers), pairs, TOKENS, size.clicks // 8, _TOWERS),
+        "windows, unseen": Planned(make(u.WindowTransformer, **windows), framed, TOKENS, size.images, _WINDOWS),
     }
 
 

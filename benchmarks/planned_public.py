@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -33,8 +34,9 @@ class Trained(nnx.Module):
 
 
 def public_models() -> dict[str, Planned]:
-    """The models by name."""
-    kinds = (llama.Llama3, llama.ModelConfig.llama3p2_1b()), (qwen.Qwen3, qwen.ModelConfig.qwen3_0p6b())
+    """The models by name, with one block, as the other models of the table."""
+    configs = (llama.Llama3, llama.ModelConfig.llama3p2_1b()), (qwen.Qwen3, qwen.ModelConfig.qwen3_0p6b())
+    kinds = [(kind, dataclasses.replace(config, num_layers=1)) for kind, config in configs]
     return {
         name: Planned(
             functools.partial(Trained, *kind), (ints(LENGTH), ints(LENGTH)), TOKENS, PUBLIC_ROWS, {}, OWN_AXES

@@ -1,18 +1,18 @@
 """`AutoParallel`: the strategy that finds its layout in the traced train step of the model.
 
 For each candidate the lowered step is laid out anew and propagated, in milliseconds where tracing takes seconds.
-Element-wise work of the optimizer is left out: the bytes are equal, and half the operations go.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -33,34 +33,55 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.strategy import Distribution, register_strategy
 from keras_dist.distribution.tracing import without_kernels
-from keras_dist.errors import DeviceError, DistributionError, LayoutWarning
+from keras_dist.errors import (
+    CompilationError,
+    CompilationTimeoutError,
+    DeviceError,
+    DistributionError,
+    LayoutWarning,
+    MissingExtraError,
+)
 from keras_dist.jobs.job import is_chief
 from keras_dist.jobs.rendezvous import Rendezvous
+from keras_dist.planner.compiled import CompiledFigures, start
+from keras_dist.planner.compilers import Compilers
 from keras_dist.planner.dim_classes import DimClasses, OneDevice, classes_of
 from keras_dist.planner.propagation import propagate
-from keras_dist.planner.search import Candidate, Objective, Search, blocks_of, meshes_of
+from keras_dist.planner.search import Candidate, Objective, Search, blocks_of, meshes_of, step_seconds
 from keras_dist.planner.search_result import SearchResult, distribution_of, result_of
 from keras_dist.planner.targets import Target, as_target, devices, target_of
 from keras_dist.planner.targets import target as target_named
 from keras_dist.planner.tracing import trace_step
-from keras_dist.planner.verdict import judge
 
 _MOST_COMPILED = 3
+"""Candidates that are compiled beside the presets: the best, and the best of those with the fewest doubts.
 
-_EQUAL = 0.02
-"""Step times that differ by less count as equal: compiled ones differ from propagated ones by more."""
+Experts over a batch of all axes take 1.8 ms in a screen, and 4.5 compiled; Megatron's rules 2.5, and 4.1.
+"""
+
+_EQUAL = 0.01
+"""Candidates whose time, memory and exchanged bytes differ by less are taken as one program."""
+
+_LATE = "the time limit ended the search before"
+
+_PART_OF_SCREENING = 0.5
+"""The part of the time limit that is left for the steps of presets and best candidates."""
 
 
 @register_strategy("auto")
 class AutoParallel(Distribution):
     """Strategy that finds a layout for a model: the mesh, the axes of dims, and whether weights are fully sharded.
 
-    `search` traces the train step once and evaluates each candidate in milliseconds. A candidate shards classes of dims
-    (see `dim_classes`) over the axes that the batch does not use, each class over one axis. Weights are unsharded or
-    fully sharded over the axes of the batch. If memory is the objective or is short, repeated blocks are also
-    recomputed in the backward pass. All combinations of the six classes that gain most are tried. Of layouts whose
-    step times differ by at most 2 %, that with the fewest operations whose collectives XLA may choose is the best (see
-    `Estimate`). The result is deterministic, unless the time limit ends the search.
+    `search` traces the train step once and evaluates each candidate in milliseconds. Candidates are the presets
+    `data_parallel`, `fully_sharded`, `tensor_parallel` and `hybrid`, and what improves on them: classes of dims (see
+    `dim_classes`) are sharded over the axes, each over one, and one class after the other changes as long as the
+    objective improves. Weights are unsharded or fully sharded over the axes of the batch. If memory is the objective or
+    is short, repeated blocks are also recomputed in the backward pass.
+
+    The presets, the best three others and the best three with the fewest estimates are then traced under their layouts.
+    With a target they are compiled, too, in several processes, and ranked by their compiled steps. `explanation` and
+    `not_compiled` of the result say what was not compiled, and why. Without any compiled step candidates are ranked by
+    propagated figures. The result is deterministic, unless the time limit ends the search.
 
     A compiled model that is made under it, by `set_distribution` or `scope`, gets its layout from the first batch of
     `fit`. This requires arrays as data, and weights that do not exist yet. Otherwise call `search`.
@@ -70,12 +91,14 @@ class AutoParallel(Distribution):
             which all meshes `data` x `model` are tried. By default all devices of the job.
         objective: the quantity to minimize: `"step_time"`, or `"memory"` of a device.
         target: the machine to optimize for, such as `"v5p:4x4x4"`; see `planner.target`. Step times are estimated for
-            it, its devices are the default, and the best three candidates with different steps are compiled for it, if
-            the extra for that is installed. By default step times are estimated for the devices of the mesh.
+            it, its devices are the default, and presets and the best other candidates are compiled for it, if the extra
+            for that is installed. By default step times are estimated for the devices of the mesh; for devices
+            whose figures are not known as for GPUs of one host.
         memory_limit: memory of a device [bytes]. By default from the target, or from the devices. Candidates that
             exceed it rank last; if none fits, `search` warns, and `fits` of its result is False.
         compiles: whether the best candidates are compiled for the target.
-        time_limit_seconds: longest search; then the best candidate so far is taken [s].
+        time_limit_seconds: longest search, of which candidates that are not presets take at most half; then the best
+            candidate so far is taken [s].
 
     Raises:
         DistributionError: an argument has a wrong value.
@@ -133,11 +156,11 @@ class AutoParallel(Distribution):
         self.memory_limit = check_optional(
             check_int, "memory_limit", memory_limit, 1, example=2**34, error=DistributionError
         )
-        here = _existing(self.device_mesh)
-        self._machine = self.target or _machine_of(here)
-        if memory_limit is None and self._machine is not None:
+        known = self.target or _machine_of(_existing(self.device_mesh))
+        self._machine = known or target_named(f"h100:1x1x{self.device_mesh.size}")
+        if memory_limit is None and known is not None:
             stats = None if self.target is not None else jax.local_devices()[0].memory_stats()
-            self.memory_limit = (stats or {}).get("bytes_limit") or self._machine.hbm_nbytes or None
+            self.memory_limit = (stats or {}).get("bytes_limit") or known.hbm_nbytes or None
         check_kind("compiles", compiles, bool, "True or False", error=DistributionError)
         self.compiles = compiles
         self.time_limit_seconds = check_number(
@@ -169,55 +192,52 @@ class AutoParallel(Distribution):
         """
         step = model_or_factory, batch, optimizer, loss
         traced = functools.cache(functools.partial(self._traced, step))
-        candidates, are_all = list[Candidate](), False
+        ranked = _Ranked([], 0)
 
         def run() -> dict[str, Any]:
-            nonlocal candidates, are_all
-            candidates, are_all = self._ranked(step, traced)
-            return dataclasses.asdict(candidates[0])
+            nonlocal ranked
+            ranked = self._ranked(step, traced)
+            return dataclasses.asdict(ranked.candidates[0])
 
         # deadlines end the searches of processes at other points
         is_job = bool(_existing(self.device_mesh)) and is_shared(self.device_mesh)
         best = Candidate.of(Rendezvous("AutoParallel").each(run, dict)[0] if is_job else run())
-        candidates = [best, *(each for each in candidates if not each.is_like(best))]
-        mesh, limit = self._mesh_of(best.mesh), self.memory_limit
-        found = result_of(best, candidates, traced(best.remat), mesh, limit, is_complete=are_all)
+        candidates = [best, *(each for each in ranked.candidates if not each.is_like(best))]
+        mesh, notes = self._mesh_of(best.mesh), (ranked.skipped, ranked.to_compile, ranked.reasons)
+        found = result_of(best, candidates, traced(best.remat), mesh, self.memory_limit, *notes)
         if found.fits is False:
             warnings.warn(found.explanation[0], LayoutWarning, stacklevel=2)
         return found
 
-    def _ranked(
-        self, step: tuple[Any, ...], traced: Callable[[str | None], DimClasses]
-    ) -> tuple[list[Candidate], bool]:
-        """Return the candidates, the best first, and whether all were tried. `traced` returns the step by `remat`."""
+    def _ranked(self, step: tuple[Any, ...], traced: Callable[[str | None], DimClasses]) -> _Ranked:
+        """Return the candidates, the best first. `traced` returns the step by `remat`."""
         deadline = time.monotonic() + self.time_limit_seconds
-        search = Search(traced(None), self.objective, self.memory_limit, self._machine, deadline)
+        until = deadline - self.time_limit_seconds * _PART_OF_SCREENING
+        search = Search(traced(None), self.objective, self.memory_limit, self._machine, until)
         best = search.run(self._meshes())
         rule = blocks_of(traced(None))
         is_short = self.memory_limit is not None and best.nbytes > self.memory_limit
         if rule is not None and (is_short or self.objective == "memory"):
             search.classes, search.remat = traced(rule), rule
             search.run(self._meshes())
-        candidates = self._surest_first(sorted(search.candidates, key=search.rank))
-        if self.target is not None and self.compiles and is_chief():
-            first = _distinct(candidates)[:_MOST_COMPILED]
-            rest = [each for each in candidates if not any(each is one for one in first)]
-            first = [self._compiled(each, traced(each.remat), step, deadline) for each in first]
-            if rest and all(self._is_too_large(each) for each in first):
-                smallest = min(rest, key=lambda each: each.nbytes)
-                rest.remove(smallest)
-                first.append(self._compiled(smallest, traced(smallest.remat), step, deadline))
-            candidates = [*sorted(first, key=self._rank_compiled), *rest]
-        return candidates, not search.skipped
-
-    def _surest_first(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Move the candidate to the front that has the fewest doubts of those that are as fast as the best."""
-        best = candidates[0]
-        if self.objective != "step_time" or self._is_too_large(best):
-            return candidates
-        fast = (each for each in candidates if each.step_seconds <= (1 + _EQUAL) * best.step_seconds)
-        surest = min((each for each in fast if not self._is_too_large(each)), key=lambda each: each.doubts)
-        return [surest, *(each for each in candidates if each is not surest)]
+        candidates = sorted(search.candidates, key=search.rank)
+        if not is_chief():
+            return _Ranked(candidates, search.skipped)
+        presets = [each for each in search.presets if each.remat == candidates[0].remat]
+        fewest = min(each.doubts for each in candidates)
+        surest = [each for each in candidates if each.doubts == fewest]
+        smallest = min(candidates, key=lambda each: each.nbytes)  # without it nothing is known not to fit
+        asked = presets
+        for group, most in ((candidates, _MOST_COMPILED), (surest, _MOST_COMPILED), ([smallest], 1)):
+            asked += _distinct(group, asked)[:most]
+        asked.sort(key=search.rank)
+        rest = [each for each in candidates if not any(each.is_like(one) for one in asked)]
+        with Compilers(self.target) if self.target and self.compiles else contextlib.nullcontext() as compilers:
+            found, reasons = self._measured(traced, step, deadline, compilers, asked)
+        ranked = [*sorted(found, key=search.rank), *rest]
+        if compilers is None:
+            return _Ranked(ranked, search.skipped + len(reasons))
+        return _Ranked(ranked, search.skipped, len(found), reasons)
 
     def _traced(self, step: tuple[Any, ...], remat: str | None) -> DimClasses:
         model, batch, optimizer, loss = step
@@ -227,32 +247,33 @@ class AutoParallel(Distribution):
             program = trace_step(model, batch, one_device, optimizer, loss, platform=platform, remat=remat)
         return classes_of(program, one_device.own_names)
 
-    def _compiled(self, candidate: Candidate, classes: DimClasses, step: tuple[Any, ...], deadline: float) -> Candidate:
-        """Return a candidate with the figures of its compiled step; unchanged if it cannot be compiled in time."""
-        left, machine = deadline - time.monotonic(), self.target
-        if machine is None or left <= 0:
-            return candidate
-        distribution, _, _ = distribution_of(candidate, classes, self._mesh_of(candidate.mesh))
-        model, batch, optimizer, loss = step
-        program = trace_step(
-            model, batch, distribution, optimizer, loss, platform=machine.platform, remat=candidate.remat
-        )
-        verdict = judge(program, propagate(program.lowered), machine, compiles=True, timeout_seconds=left)
-        if verdict.compiled is None:
-            return candidate
-        seconds = verdict.roofline.serial_step_seconds
-        return dataclasses.replace(candidate, compiled_seconds=seconds, compiled_nbytes=verdict.compiled.peak_nbytes)
-
-    def _is_too_large(self, candidate: Candidate) -> bool:
-        return self.memory_limit is not None and candidate.peak_nbytes > self.memory_limit
-
-    def _rank_compiled(self, candidate: Candidate) -> tuple[float, ...]:
-        """Sort key of a compiled candidate; lower is better. Candidates that were not compiled come last."""
-        seconds, nbytes = candidate.compiled_seconds, candidate.compiled_nbytes
-        if seconds is None or nbytes is None:
-            return (1.0,)
-        over = max(0, nbytes - self.memory_limit) if self.memory_limit is not None else 0
-        return (0.0, over, *((seconds, nbytes) if self.objective == "step_time" else (nbytes, seconds)))
+    def _measured(
+        self,
+        traced: Callable[[str | None], DimClasses],
+        step: tuple[Any, ...],
+        deadline: float,
+        compilers: Compilers | None,
+        asked: Sequence[Candidate],
+    ) -> tuple[list[Candidate], list[str]]:
+        """Return candidates with the figures of their own steps, also compiled, and why some are not compiled."""
+        platform, (model, batch, optimizer, loss) = self.target and self.target.platform, step
+        pending = list[tuple[Candidate, Callable[..., float], Callable[[], CompiledFigures] | None]]()
+        for each in asked:
+            left, mesh = deadline - time.monotonic(), self._mesh_of(each.mesh)
+            if left <= 0:
+                break
+            distribution, _, _ = distribution_of(each, traced(each.remat), mesh)
+            options: Any = {"platform": platform, "remat": each.remat}
+            lowered = trace_step(model, batch, distribution, optimizer, loss, **options).lowered
+            names = mesh.device_names
+            figures = None if compilers is None else start(compilers, lowered, mesh.axis_sizes, names, left)
+            own = propagate(lowered)
+            of_step = functools.partial(step_seconds, each.mesh, own, self._machine, names)
+            moved = sum(collective.nbytes_per_step for collective in own.collectives)
+            pending.append((dataclasses.replace(each, step_seconds=of_step(), moved_nbytes=moved), of_step, figures))
+        late = [(each, _LATE) for each in asked[len(pending) :]]
+        found = [*(_with_figures(*each) for each in pending), *late]
+        return [each for each, _ in found], [reason for _, reason in found if reason]
 
     @property
     def num_model_replicas(self) -> int:
@@ -285,19 +306,43 @@ class AutoParallel(Distribution):
         return DeviceMesh(sizes, devices=self._devices)
 
 
-def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
+class _Ranked(NamedTuple):
+    """Candidates, the best first, and what was left out."""
+
+    candidates: list[Candidate]
+    skipped: int  # not tried
+    to_compile: int = 0
+    reasons: Sequence[str] = ()  # why candidates were not compiled
+
+
+def _with_figures(
+    candidate: Candidate, of_step: Callable[..., float], figures: Callable[[], CompiledFigures] | None
+) -> tuple[Candidate, str]:
+    """Return a candidate with the figures of its compiled step, or unchanged with the reason why there are none."""
+    if figures is None:
+        return candidate, ""
+    try:
+        found = figures()
+    except CompilationTimeoutError:
+        return candidate, _LATE
+    except (CompilationError, MissingExtraError) as error:
+        return candidate, f"{error.summary} ({error.fix if isinstance(error, MissingExtraError) else error.given})"
+    seconds, nbytes = of_step(compiled=found), found.peak_nbytes
+    return dataclasses.replace(candidate, compiled_seconds=seconds, compiled_nbytes=nbytes), ""
+
+
+def _distinct(candidates: Sequence[Candidate], known: Sequence[Candidate]) -> list[Candidate]:
     """Leave out candidates with the time, exchanged bytes and memory of an earlier one: their programs are alike."""
-    found: list[Candidate] = []
+    found = list(known)
     for each in candidates:
         if not any(_is_alike(each, other) for other in found):
             found.append(each)
-    return found
+    return found[len(known) :]
 
 
 def _is_alike(one: Candidate, other: Candidate) -> bool:
-    first, second = ((each.step_seconds, each.moved_nbytes, each.nbytes) for each in (one, other))
-    are_close = all(math.isclose(*pair, rel_tol=_EQUAL / 2) for pair in zip(first, second, strict=True))
-    return are_close and one.remat == other.remat
+    pairs = [(getattr(one, name), getattr(other, name)) for name in ("step_seconds", "moved_nbytes", "nbytes")]
+    return one.remat == other.remat and all(math.isclose(*pair, rel_tol=_EQUAL) for pair in pairs)
 
 
 def _existing(mesh: DeviceMesh) -> list[Device]:

@@ -10,21 +10,19 @@ from keras_dist._unstable import shardy
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.planner.propagation import Propagated, propagate_module
-from keras_dist.planner.sharded_module import is_argument, layer_in, name_of, returned_by, weight_in
+from keras_dist.planner.sharded_module import layer_in, name_of, returned_by, weight_in
 from keras_dist.planner.tracing import StepProgram
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
-_WITH_RULES = "inline,func.func(sdy-populate-op-sharding-rules)"
-_CLEAN = "func.func(sdy-drop-sharding-rules),canonicalize,cse,symbol-dce"
+_INLINED = "inline,canonicalize,cse,symbol-dce"
 
 
 class Screen:
     """A lowered step whose layouts can be replaced: a copy of its module is propagated, in milliseconds.
 
-    Elementwise operations of the optimizer are left out: they are most of the operations, and have the layouts of the
-    weights, so they move nothing. Layout constraints in the step are left out, too, also those by which
-    `xla_workarounds` moves images where XLA would compute a wrong convolution.
+    Layout constraints in the step are left out, also those by which `xla_workarounds` moves images where XLA would
+    compute a wrong convolution.
 
     Args:
         program: the step.
@@ -35,10 +33,7 @@ class Screen:
         self._program = program  # keeps the context of the module
         self._module = shardy.copy_of(program.lowered)
         shardy.drop_constraints(self._module, functools.partial(_is_kept, kept_rules or ()))
-        shardy.run_passes(self._module, _WITH_RULES)
-        block = shardy.main_of(self._module)
-        _return_gradients(block, program)
-        shardy.run_passes(self._module, _CLEAN)
+        shardy.run_passes(self._module, _INLINED)
         block = shardy.main_of(self._module)
         returned = returned_by(block)
         state = [row.path for row in program.state.rows]
@@ -66,47 +61,3 @@ def _is_kept(rules: Sequence[str], operation: Any) -> bool:
 
 def _with_ranks(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, int]]:
     return [(name, value.type.rank) for name, value in zip(names, values, strict=True)]
-
-
-def _return_gradients(block: Any, program: StepProgram) -> None:
-    """Make the step return gradients in place of new weights, and slots unchanged if computed from gradients alone."""
-    end = list(block.operations)[-1].operation
-    arguments = dict(zip(program.arguments, block.arguments, strict=True))
-    gradients: set[Any] = set()
-    for index, row in enumerate(program.state.rows):
-        value = end.operands[index]
-        if row.role not in ("parameter", "slot") or row.path not in arguments or not value.type.rank:
-            continue
-        sources = _sources(value)
-        if row.role == "slot" and sources <= gradients:
-            end.operands[index] = arguments[row.path]
-        elif row.role == "parameter" and len(sources) == 1:
-            (gradient,) = sources
-            if gradient.type == value.type:
-                end.operands[index] = gradient
-                gradients.add(gradient)
-
-
-def _sources(value: Any) -> set[Any]:
-    """Return the values from which `value` is computed elementwise, without arguments, constants and scalars."""
-    found: set[Any] = set()
-    seen, left = {value}, [value]
-    while left:
-        current = left.pop()
-        if is_argument(current.owner) or not current.type.rank:
-            continue
-        operation = current.owner.operation
-        if not _is_elementwise(operation):
-            found.add(current)
-            continue
-        left += [operand for operand in operation.operands if operand not in seen]
-        seen |= set(operation.operands)
-    return found
-
-
-def _is_elementwise(operation: Any) -> bool:
-    """Whether operands and results have the same dims, apart from scalars, which are broadcast."""
-    rule = shardy.factors_of(operation)
-    if rule is None:
-        return not list(operation.operands)  # a constant
-    return len({str(dims) for dims in rule[0] if dims}) == 1

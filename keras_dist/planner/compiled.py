@@ -1,40 +1,31 @@
 """`compile_for`: figures of the program that XLA compiles for a target, whose devices need not exist.
 
-A separate process compiles it, so that settings and memory of compilers do not remain in this process. It compiles at
-the optimization level of this process, as training would: lower levels are faster, but their programs need other
-memory.
+A separate process compiles it, at the optimization level of this process, as training would: lower levels are faster,
+but their programs need other memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import pathlib
+import functools
 import re
-import subprocess
-import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from keras_dist._support import backend_environment
 from keras_dist._support.arguments import check_axis_sizes, check_kind, check_number
 from keras_dist._support.extras import import_extra
 from keras_dist._unstable import shardy
-from keras_dist.errors import CompilationError, CompilationTimeoutError, MeshError
+from keras_dist.errors import MeshError, MissingExtraError
+from keras_dist.planner.compilers import Compilers, not_compiled
 from keras_dist.planner.propagation import Collective, Kind, nbytes_by_axes
 from keras_dist.planner.targets import Chip, Target, as_target, places_in_mesh
 from keras_dist.planner.tracing import StepProgram
 
-_LARGEST_ANSWER = 2**28  # bytes, of some hundred thousand collectives
 _MOST_SECONDS = 10**8
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
-_LEVELS = ("jax_optimization_level", "jax_memory_fitting_level")
-"""Settings of JAX that change programs. With level O1, compiling takes an eighth of the time, but peaks differ."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,20 +129,40 @@ def compile_for(
     check_kind("lowered", lowered, jax.stages.Lowered, "a lowered program, as jax.jit(step).lower(*arguments) gives")
     check_number("timeout_seconds", timeout_seconds, above=0, below=_MOST_SECONDS, example=600)
     machine = as_target(target)
-    sizes = dict(shardy.mesh_of(lowered)) if mesh is None else check_axis_sizes("mesh", mesh, MeshError)
-    sizes = sizes or {"devices": 1}
-    places = places_in_mesh(machine, tuple(sizes.values()), devices)
+    with Compilers(machine, 1) as compilers:
+        return start(compilers, lowered, mesh, devices, timeout_seconds)()
+
+
+def start(
+    compilers: Compilers,
+    lowered: jax.stages.Lowered,
+    mesh: Mapping[str, int] | None,
+    devices: Sequence[str] | None,
+    timeout_seconds: float,
+) -> Callable[[], CompiledFigures]:
+    """Start to compile a program, as `compile_for`; the result waits for its figures, or raises."""
+    target, sizes = compilers.target, dict(shardy.mesh_of(lowered))
+    sizes = (sizes if mesh is None else check_axis_sizes("mesh", mesh, MeshError)) or {"devices": 1}
+    places = places_in_mesh(target, tuple(sizes.values()), devices)
     bytecode, free_arguments, free_results = shardy.program_of(lowered)
+    try:
+        topology = _topology(target)
+    except MissingExtraError as error:
+        return functools.partial(_raise, error)
     request = {
-        "topology": _topology(machine),
+        "topology": topology,
         "mesh": sizes,
         "devices": [place.id for place in places.flat],
         "slices": [place.slice_index for place in places.flat],
         "free_arguments": free_arguments,
         "free_results": free_results,
-        "timeout_seconds": timeout_seconds,
     }
-    return _read(machine, _ask(machine, request, bytecode), shardy.argument_nbytes(lowered))
+    answer, nbytes = compilers.submit(request, bytecode, timeout_seconds), shardy.argument_nbytes(lowered)
+    return lambda: _read(target, answer.result(), nbytes)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def figures(program: StepProgram, target: str | Target, *, timeout_seconds: float = 600) -> CompiledFigures:
@@ -188,47 +199,6 @@ def _topology(target: Target) -> dict[str, Any] | None:
     return options
 
 
-def _ask(target: Target, request: Mapping[str, Any], bytecode: bytes) -> dict[str, Any]:
-    """Run the process that compiles, and return its answer."""
-    timeout = request["timeout_seconds"]
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        (folder / "request.json").write_text(json.dumps(request), "utf-8")
-        (folder / "program.mlirbc").write_bytes(bytecode)
-        command = [sys.executable, "-P", "-m", "keras_dist.planner._compile", name]
-        try:
-            none, pipe, environment = subprocess.DEVNULL, subprocess.PIPE, _environment_of(target)
-            done = subprocess.run(
-                command, env=environment, stdin=none, stdout=none, stderr=pipe, timeout=timeout, check=False
-            )
-        except subprocess.TimeoutExpired:
-            summary = f"compiling for {target.name!r} took too long"
-            given, fix = f"timeout_seconds={timeout}", "a larger `timeout_seconds`; the process was killed"
-            raise CompilationTimeoutError(summary, given=given, fix=fix) from None
-        answer = folder / "answer.json"
-        if not answer.exists() or answer.stat().st_size > _LARGEST_ANSWER:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
-            raise _not_compiled(target, " ".join(lines[-3:]) or f"its process exited with code {done.returncode}")
-        return json.loads(answer.read_text("utf-8"))
-
-
-def _environment_of(target: Target) -> dict[str, str]:
-    """Return this process's environment variables without those for its devices, for the process that compiles."""
-    environment = {name: value for name, value in os.environ.items() if name not in backend_environment.OF_DEVICES}
-    environment |= {
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "JAX_PLATFORMS": "cpu",
-        **{name.upper(): str(getattr(jax.config, name)) for name in _LEVELS},
-        "JAX_ENABLE_COMPILATION_CACHE": "false",
-        "TPU_SKIP_MDS_QUERY": "1",  # else libtpu waits for a metadata server, which only Google's machines have
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no process uses a TPU
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
-    if target.platform == "cpu":
-        environment |= {"JAX_NUM_CPU_DEVICES": str(target.device_count), "PJRT_NPROC": "2"}  # nothing runs on them
-    return environment
-
-
 def _read(target: Target, answer: Mapping[str, Any], argument_nbytes: int) -> CompiledFigures:
     note = answer.get("error", "")
     limit = target.hbm_nbytes
@@ -237,7 +207,7 @@ def _read(target: Target, answer: Mapping[str, Any], argument_nbytes: int) -> Co
         known = (argument_nbytes, 0, 0, 0, max(used, argument_nbytes), limit)
         return CompiledFigures(target.name, *known, (), 0, 0, answer["seconds"], note.strip().splitlines()[0])
     if note:
-        raise _not_compiled(target, note)
+        raise not_compiled(target, note)
     argument, output, alias, temp = (answer[f"{name}_nbytes"] for name in ("argument", "output", "alias", "temp"))
     interface, code = argument + output - alias, 0
     if target.platform == "tpu":
@@ -263,11 +233,6 @@ def _exhausted(note: str, limit: int) -> tuple[int, int]:
     parts = [part for part in found.groups() if part is not None]
     used, of = (int(float(size) * _UNITS[unit]) for size, unit in zip(parts[::2], parts[1::2], strict=True))
     return max(used, of + 1), of
-
-
-def _not_compiled(target: Target, reason: str) -> CompilationError:
-    fix = f"lower it with `lowering_platforms=({target.platform!r},)`; the other tiers need no compilation"
-    return CompilationError(f"the program cannot be compiled for {target.name!r}", given=reason[:2000], fix=fix)
 
 
 class _Gpu(NamedTuple):

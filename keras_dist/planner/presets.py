@@ -17,6 +17,7 @@ from keras_dist.distribution.strategy import Distribution, resolve_axes
 from keras_dist.errors import DistributionError, LayoutError
 from keras_dist.planner.dim_classes import DimClasses, dim_classes
 from keras_dist.planner.logical_rules import BATCH, axis_names_of, layout_map_of, warn_of_unsharded
+from keras_dist.planner.search import TENSOR_PARALLEL, tensor_classes
 
 __all__ = [
     "data_parallel",
@@ -29,7 +30,6 @@ __all__ = [
     "zero1",
 ]
 
-_TENSOR_PARALLEL = ("heads", "mlp", "vocab", "channels")
 _OTHER = ("data", "batch")
 """Names for an axis that the error suggests."""
 
@@ -327,18 +327,11 @@ def _axis_and_others(mesh: DeviceMesh, axis: str | None) -> tuple[str, Axis]:
 
 def _tensor_rules(classes: DimClasses, mesh: DeviceMesh, axis: str) -> dict[str, Axis]:
     """Return the classes to shard over an axis that divides them; of two classes in one weight the first."""
-    chosen: list[str] = []
-    taken: set[str] = set()
-    for each in classes:
-        weights = {path for path, _ in each.members}
-        divides = any(parts % mesh.axis_size(axis) == 0 for parts in each.parts)
-        if divides and each.name.rstrip("0123456789") in _TENSOR_PARALLEL and not weights & taken:
-            chosen.append(each.name)
-            taken |= weights
+    chosen = tensor_classes(classes, mesh.axis_size(axis))
     if not chosen:
         given = f"classes of dims {[each.name for each in classes]}"
         fix = "presets.fully_sharded(mesh), or LogicalRules for one of its classes"
-        raise LayoutError(f"tensor parallelism needs dims of class {', '.join(_TENSOR_PARALLEL)}", given=given, fix=fix)
+        raise LayoutError(f"tensor parallelism needs dims of class {', '.join(TENSOR_PARALLEL)}", given=given, fix=fix)
     return dict.fromkeys(chosen, axis)
 
 

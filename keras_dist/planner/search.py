@@ -14,6 +14,8 @@ from typing import Any, Literal
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.plan import Row
+from keras_dist.planner.backends import Moved, shards_moved_as
+from keras_dist.planner.compiled import CompiledFigures
 from keras_dist.planner.dim_classes import DimClass, DimClasses
 from keras_dist.planner.propagation import Collective, Propagated
 from keras_dist.planner.roofline import roofline
@@ -22,15 +24,8 @@ from keras_dist.planner.verdict import bound_nbytes
 
 Objective = Literal["step_time", "memory"]
 
-_MOST_CLASSES = 6
-"""All combinations are tried of so many classes, those with the largest gains."""
-
-_MOST_SHARED = 4
-"""The same for classes over axes of the batch."""
-
-_FLOPS_PER_SECOND, _MEMORY_BYTES_PER_SECOND, _LINK_BYTES_PER_SECOND = 2e14, 1e12, 5e10
-"""Figures of a device without a target, with the proportions of common accelerators."""
-
+TENSOR_PARALLEL = ("heads", "mlp", "vocab", "channels")
+"""Classes that tensor parallelism shards; see `presets.tensor_parallel`."""
 
 _OF_LAYOUT = ("mesh", "rules", "fully_sharded", "shard_optimizer", "remat")
 
@@ -97,44 +92,49 @@ class Search:
     classes: DimClasses
     objective: Objective
     memory_limit: int | None
-    target: Target | None
+    target: Target
     deadline: float  # of `time.monotonic()`
     remat: str | None = None  # of the traced step
     candidates: list[Candidate] = dataclasses.field(default_factory=list)
+    presets: list[Candidate] = dataclasses.field(default_factory=list)
     skipped: int = 0  # candidates beyond the deadline
 
     def run(self, meshes: Iterable[Mapping[str, int]]) -> Candidate:
-        """Return the best candidate on these meshes, with the batch over the first axis or over all.
+        """Return the best candidate on these meshes: of the presets, and of those that improve on them step by step.
 
-        Last, if time is left, classes share axes with a batch over all: a large vocabulary may be sharded even so.
+        The batch is sharded over the first axis, then over all: a large vocabulary may share axes with the batch.
         """
-        meshes = list(meshes)
+        meshes, first = list(meshes), len(self.candidates)
+        for place, sizes in enumerate(meshes):
+            for rules in self._rules_of_presets(sizes, has_batch=place == 0):
+                self._try(sizes, rules, is_preset=True)
+        self.presets += (each for each in self.candidates[first:] if not each.shard_optimizer)
         for sizes in meshes:
-            names = tuple(sizes)
-            for over in dict.fromkeys([names[:1], names]):
-                self._on(sizes, over, [name for name in names if name not in over], _MOST_CLASSES)
+            self._on(sizes, tuple(sizes)[:1])
         for sizes in meshes:
-            self._on(sizes, tuple(sizes), list(sizes)[1:], _MOST_SHARED)
+            self._on(sizes, tuple(sizes))
         return min(self.candidates, key=self.rank)
 
-    def _on(self, sizes: Mapping[str, int], batch_axes: tuple[str, ...], axes: Sequence[str], most: int) -> None:
-        """Try classes over `axes`, one after the other; all combinations of the `most` that gain most."""
-        rules: dict[str, Axis] = {"batch": batch_axes[0] if len(batch_axes) == 1 else batch_axes}
-        best = self._known(sizes, rules) or self._try(sizes, rules)
-        for axis in [name for name in axes if sizes[name] > 1]:
+    def _rules_of_presets(self, sizes: Mapping[str, int], *, has_batch: bool) -> Iterator[dict[str, Axis]]:
+        """Yield the rules of presets: data parallel, tensor parallel over the last axis, and with experts there."""
+        *others, last = sizes
+        if has_batch:
+            yield {"batch": _joined(tuple(sizes))}
+        for kinds in (TENSOR_PARALLEL, ("experts", *TENSOR_PARALLEL)):
+            if others and (names := tensor_classes(self.classes, sizes[last], kinds)):
+                yield {"batch": _joined(others), **dict.fromkeys(names, last)}
+
+    def _on(self, sizes: Mapping[str, int], batch_axes: tuple[str, ...]) -> None:
+        """Improve on a sharded batch, and on tensor parallelism, over one further axis after the other."""
+        rules: dict[str, Axis] = {"batch": _joined(batch_axes)}
+        best = self._try(sizes, rules)
+        for axis in [name for name in [*sizes][1:] if sizes[name] > 1]:
             if best is None:
                 return
-            base = best
-            singles = [self._try(sizes, {**base.rules, each.name: axis}) for each in self._shardable(base, axis)]
-            gaining = sorted((each for each in singles if each and self.rank(each) < self.rank(base)), key=self.rank)
-            names = [list(each.rules)[-1] for each in gaining[:most]]
-            tried = [base, *gaining]
-            for count in range(2, len(names) + 1):
-                for chosen in itertools.combinations(names, count):
-                    if not _clash(chosen, self.classes):
-                        found = self._try(sizes, {**base.rules, **dict.fromkeys(chosen, axis)})
-                        tried += [found] if found else []
-            best = self._improved(min(tried, key=self.rank), axis)
+            names = [name for name in tensor_classes(self.classes, sizes[axis]) if name not in best.rules]
+            rules = {**best.rules, **dict.fromkeys(names, axis)}
+            starts = filter(None, (best, self._try(sizes, rules)))
+            best = min((self._improved(each, axis) for each in starts), key=self.rank)
 
     def _improved(self, best: Candidate, axis: str) -> Candidate:
         """Change one class at a time as long as the candidate improves."""
@@ -147,7 +147,7 @@ class Search:
                 rules |= {} if name in mine else {name: axis}
                 over = [key for key, axes in rules.items() if axes == axis]
                 if frozenset(over) not in tried and not _clash(over, self.classes):
-                    found = self._known(best.mesh, rules) or self._try(best.mesh, rules)
+                    found = self._try(best.mesh, rules)
                     if found is not None:
                         tried[frozenset(over)] = found
             better = min([best, *tried.values()], key=self.rank)
@@ -161,14 +161,12 @@ class Search:
             if each.name not in base.rules and any(parts % shards == 0 for parts in each.parts):
                 yield each
 
-    def _known(self, sizes: Mapping[str, int], rules: Mapping[str, Axis]) -> Candidate | None:
-        plain = (each for each in self.candidates if not (each.fully_sharded or each.shard_optimizer))
-        wanted = sizes, rules, self.remat
-        return next((each for each in plain if (each.mesh, each.rules, each.remat) == wanted), None)
-
-    def _try(self, sizes: Mapping[str, int], rules: Mapping[str, Axis]) -> Candidate | None:
-        """Add a candidate and its fully sharded variants; None after the deadline."""
-        if time.monotonic() > self.deadline and self.candidates:
+    def _try(self, sizes: Mapping[str, int], rules: Mapping[str, Axis], *, is_preset: bool = False) -> Candidate | None:
+        """Return a candidate, added with its fully sharded variants if it is new; None after the deadline."""
+        for each in self.candidates:
+            if each.is_like(Candidate(sizes, rules, False, 0.0, 0, 0, 0, remat=self.remat)):
+                return each
+        if time.monotonic() > self.deadline and not is_preset:
             self.skipped += 1
             return None
         classes, rows = self.classes, self.classes.program.state.rows
@@ -188,7 +186,7 @@ class Search:
             state = nbytes_of(rows, sharded, sizes)
             of_weights = _with_state(step, state - whole)
             for over, weights in own.items():
-                of_weights = with_gathers(of_weights, nbytes_of(weights, layouts, sizes), over)
+                of_weights = with_gathers(of_weights, [self._moved(row, layouts, sizes) for row in weights], over)
             self._candidate(sizes, rules, of_weights, state, fully_sharded=True)
             if len(sizes) == 1:  # ZeRO-1 is an option of `DataParallel`
                 slots = fully_sharded([row for row in rows if row.role == "slot"], layouts, axes, sizes)
@@ -199,24 +197,42 @@ class Search:
                 self._candidate(sizes, rules, updated, state, shard_optimizer=True)
         return found
 
+    def _moved(self, row: Row, layouts: Mapping[str, Sequence[Axis]], sizes: Mapping[str, int]) -> tuple[Moved, Moved]:
+        return shards_moved_as(self.target.platform, row.shape, str(row.dtype), nbytes_of([row], layouts, sizes))
+
     def _candidate(
         self, sizes: Mapping[str, int], rules: Mapping[str, Axis], step: Propagated, state: int, **kind: bool
     ) -> Candidate:
         moved = sum(each.nbytes_per_step for each in step.collectives)
         figures = step_seconds(sizes, step, self.target), state, step.activation_nbytes, moved
         is_fully, doubts = kind.pop("fully_sharded", False), sum(each.count for each in step.estimates)
-        platform = self.target and self.target.platform
-        most = None if step.opaque else state + bound_nbytes(platform, step)
+        most = None if step.opaque else state + bound_nbytes(self.target.platform, step)
         known: Any = {"remat": self.remat, "doubts": doubts, "most_nbytes": most, **kind}
         found = Candidate(dict(sizes), dict(rules), is_fully, *figures, **known)
         self.candidates.append(found)
         return self.candidates[-1]
 
     def rank(self, candidate: Candidate) -> tuple[float, ...]:
-        """Sort key of a candidate; lower is better: first memory overflow, then the objective."""
-        over = max(0, candidate.nbytes - self.memory_limit) if self.memory_limit is not None else 0
-        ranked = candidate.step_seconds, candidate.nbytes
-        return (over, *(ranked if self.objective == "step_time" else reversed(ranked)), len(candidate.rules))
+        """Sort key of a candidate; lower is better: compiled ones, then memory overflow, then the objective."""
+        seconds, nbytes = candidate.compiled_seconds, candidate.peak_nbytes
+        over = max(0, nbytes - self.memory_limit) if self.memory_limit is not None else 0
+        ranked = candidate.step_seconds if seconds is None else seconds, nbytes
+        objective = ranked if self.objective == "step_time" else ranked[::-1]
+        return (seconds is None, over, *objective, len(candidate.rules))
+
+
+def tensor_classes(classes: DimClasses, shards: int, kinds: Sequence[str] = TENSOR_PARALLEL) -> list[str]:
+    """Return the classes of these kinds that `shards` divides; of two classes in one array experts, or the first."""
+    chosen: list[str] = []
+    for each in sorted(classes, key=lambda each: not each.name.startswith("experts")):
+        is_wanted = each.name.rstrip("0123456789") in kinds and any(parts % shards == 0 for parts in each.parts)
+        if is_wanted and not _clash([*chosen, each.name], classes):
+            chosen.append(each.name)
+    return chosen
+
+
+def _joined(axes: Sequence[str]) -> Axis:
+    return axes[0] if len(axes) == 1 else tuple(axes)
 
 
 def _clash(names: Sequence[str], classes: DimClasses) -> bool:
@@ -225,25 +241,20 @@ def _clash(names: Sequence[str], classes: DimClasses) -> bool:
     return any(one & other for one, other in itertools.combinations(paths, 2))
 
 
-def step_seconds(sizes: Mapping[str, int], step: Propagated, target: Target | None) -> float:
-    """Return the least time of a step without overlap; see `Roofline.serial_step_seconds`.
-
-    Without a target devices form rings: `n` of them take the time of `(n - 1) / n` of the bytes on one link, twice that
-    for an all-reduce.
-    """
-    if target is not None:
-        accessed = step.traffic_nbytes(target.chip.vector_nbytes)
-        dtype = step.dtype if step.dtype in target.chip.flops_per_second else "float32"
-        found = step.collectives
-        line = roofline(target, sizes, flops=step.flops, accessed_nbytes=accessed, collectives=found, dtype=dtype)
-        return line.serial_step_seconds
-    sent = sum(_sent_nbytes(each, math.prod(sizes[axis] for axis in each.axes)) for each in step.collectives)
-    computed = max(step.flops / _FLOPS_PER_SECOND, step.accessed_nbytes / _MEMORY_BYTES_PER_SECOND)
-    return computed + sent / _LINK_BYTES_PER_SECOND
-
-
-def _sent_nbytes(each: Collective, devices: int) -> float:
-    return (2 if each.kind == "all_reduce" else 1) * (devices - 1) / devices * each.nbytes_per_step
+def step_seconds(
+    sizes: Mapping[str, int],
+    step: Propagated,
+    target: Target,
+    devices: Sequence[str] | None = None,
+    compiled: CompiledFigures | None = None,
+) -> float:
+    """Return the least time of a step without overlap, propagated or compiled; see `Roofline.serial_step_seconds`."""
+    flops, accessed, found = step.flops, step.traffic_nbytes(target.chip.vector_nbytes), step.collectives
+    if compiled is not None and not compiled.note:
+        flops, accessed, found = compiled.flops or flops, compiled.accessed_nbytes, compiled.collectives
+    dtype = step.dtype if step.dtype in target.chip.flops_per_second else "float32"
+    moved: Any = {"collectives": found, "dtype": dtype, "devices": devices}
+    return roofline(target, sizes, flops=flops, accessed_nbytes=accessed, **moved).serial_step_seconds
 
 
 def fully_sharded(
@@ -272,17 +283,16 @@ def used_by(entries: Sequence[Axis]) -> set[str]:
     return {axis for entry in entries for axis in axis_tuple(entry)}
 
 
-def with_gathers(step: Propagated, gathered: int, axes: tuple[str, ...]) -> Propagated:
-    """Add the collectives of fully sharded weights to a step.
-
-    The weights, `gathered` bytes, are gathered twice, and their gradients are reduced and scattered.
-    """
-    left, exchanged = gathered, list[Collective]()
+def with_gathers(step: Propagated, moved: Sequence[tuple[Moved, Moved]], axes: tuple[str, ...]) -> Propagated:
+    """Add the collectives of fully sharded weights: two gathers of each, and its gradient reduced to shards."""
+    left = sum(reduction.nbytes for _, reduction in moved if reduction.kind == "reduce_scatter")
+    exchanged = list[Collective]()
     for each in step.collectives:
         if each.kind == "all_reduce" and each.axes == axes and 0 < each.nbytes_per_step <= left:
             left -= each.nbytes_per_step
             each = dataclasses.replace(each, kind="reduce_scatter")
         exchanged.append(each)
+    gathered = sum(gather.nbytes for gather, _ in moved)
     exchanged += [Collective("all_gather", axes, gathered, 1, "", name) for name in ("forward", "backward")]
     return dataclasses.replace(step, collectives=tuple(exchanged))
 

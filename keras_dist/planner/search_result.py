@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from keras_dist._support.text_tables import Table, render
 from keras_dist.distribution.data_parallel import DataParallel
@@ -37,8 +37,9 @@ class SearchResult:
         candidates: all layouts that were tried, the best first.
         unsharded: dims that stay unsharded although their class is sharded.
         explanation: a line for each axis of the mesh, for each class that is not sharded, and for the dims of each.
-        is_complete: whether all candidates were tried within the time limit.
+        is_complete: whether all candidates were tried within the time limit, and presets and best ones compiled.
         memory_limit: memory of a device [bytes]; None if it is not limited.
+        not_compiled: number of candidates that were to be compiled, and were not; `explanation` says why.
     """
 
     distribution: Distribution
@@ -49,6 +50,12 @@ class SearchResult:
     explanation: tuple[str, ...]
     is_complete: bool
     memory_limit: int | None = None
+    not_compiled: int = 0
+
+    @property
+    def ranked_by(self) -> Literal["compiled", "propagated"]:
+        """The tier of the figures that decided."""
+        return "propagated" if self.best.compiled_seconds is None else "compiled"
 
     @property
     def fits(self) -> bool | None:
@@ -93,6 +100,8 @@ class SearchResult:
             "explanation": list(self.explanation),
             "candidates": [dataclasses.asdict(each) for each in self.candidates],
             "is_complete": self.is_complete,
+            "ranked_by": self.ranked_by,
+            "not_compiled": self.not_compiled,
             "fits": self.fits,
         }
 
@@ -185,21 +194,32 @@ def result_of(
     candidates: Sequence[Candidate],
     classes: DimClasses,
     mesh: DeviceMesh,
-    memory_limit: int | None = None,
-    *,
-    is_complete: bool,
+    memory_limit: int | None,
+    skipped: int,
+    to_compile: int,
+    reasons: Sequence[str],
 ) -> SearchResult:
-    """Return the result of a search, on the mesh of its best candidate."""
+    """Return the result of a search, on the mesh of its best candidate.
+
+    `skipped` candidates were not tried in time; `reasons` say why some of those `to_compile` were not compiled.
+    """
     distribution, rules, left = distribution_of(best, classes, mesh)
     lines = [*_explained(best, candidates, classes, left)]
     if memory_limit is not None and best.peak_nbytes > memory_limit:
         needs, limit = render_bytes(best.peak_nbytes), render_bytes(memory_limit)
         lines.insert(0, f"nothing fits: the best layout needs {needs} of each device, which has {limit}")
     lines += [f"{each.name}: {each.describe()}" for each in classes]
-    if not is_complete:
+    tier = "propagated" if best.compiled_seconds is None else "compiled"
+    if best.doubts and tier == "propagated":
+        lines.append(f"its exchanges are estimates in {best.doubts} operations, where XLA may choose others")
+    done = f": {to_compile - len(reasons)} of {to_compile} candidates compiled" if to_compile else ""
+    lines.append(f"ranked by {tier} figures, presets among the candidates{done}")
+    for reason, count in collections.Counter(reasons).items():
+        lines.append(f"{count} candidate{'s' * (count > 1)} not compiled: {reason}")
+    if skipped:
         lines.append("the time limit ended the search before all candidates were tried")
     found = tuple(candidates), tuple(left), tuple(lines)
-    return SearchResult(distribution, rules, best, *found, is_complete, memory_limit)
+    return SearchResult(distribution, rules, best, *found, not (skipped or reasons), memory_limit, len(reasons))
 
 
 def _explained(

@@ -2,23 +2,21 @@
 
 import dataclasses
 import json
-import pathlib
-import subprocess
 import sys
 import types
+from concurrent.futures import Future
 
 import jax
 import jax.numpy as jnp
-import psutil
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import keras_dist as kd
-from keras_dist.planner import compile_for, compiled, devices, figures, propagate, target, trace_step
+from keras_dist.planner import compile_for, compilers, devices, figures, propagate, target, trace_step
 from keras_dist.planner.compiled import gpu_target_config
+from keras_dist.planner.compilers import Compilers
 from keras_dist.planner.targets import CHIPS, places_in_mesh
-from tests.forks import Python
 
 WIDTH, HIDDEN, ROWS = 16, 64, 8
 MESH = {"data": 2, "model": 4}
@@ -115,22 +113,6 @@ def test_what_xla_does_not_compile_is_said_with_its_reason():
     assert "lowering_platforms=('cpu',)" in caught.value.fix
 
 
-@pytest.mark.multiprocess
-def test_a_process_that_takes_too_long_is_killed():
-    with pytest.raises(kd.errors.CompilationTimeoutError, match="took too long") as caught:
-        compile_for(lowered(jnp.sum), "cpu:8", timeout_seconds=0.1)
-    assert "timeout_seconds=0.1" in caught.value.given
-    assert not [child for child in psutil.Process().children() if "keras_dist.planner._compile" in child.cmdline()]
-
-
-@pytest.mark.multiprocess
-def test_a_process_that_dies_is_an_error(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(kd.errors.CompilationError) as caught:
-        compile_for(lowered(jnp.sum), "cpu:8")
-    assert caught.value.given == "its process exited with code 1"
-
-
 @pytest.mark.parametrize(
     ("name", "package", "extra"), [("v5e:2x4", "libtpu", "tpu"), ("h100:1x1x8", "jax_cuda12_plugin", "cuda12")]
 )
@@ -141,30 +123,33 @@ def test_without_the_extra_the_error_names_it(monkeypatch, name, package, extra)
     assert caught.value.fix == f"pip install 'jax[{extra}]'"
 
 
-@pytest.mark.multiprocess
-def test_the_process_ends_itself_where_nobody_is_left_to_kill_it(monkeypatch, tmp_path):
-    request, _ = asked(monkeypatch, "cpu:8", shape=(4, 2), timeout_seconds=0.01)
-    (tmp_path / "request.json").write_text(json.dumps(request))
-    code, _, errors = Python("-m", "keras_dist.planner._compile", tmp_path).outcome(60)
-    assert code == 1
-    assert "Timeout" in errors
-    assert not (tmp_path / "answer.json").exists()
-
-
 def asked(monkeypatch, name, shape=(16, 2), **options):
-    """What the process that compiles for a target would be asked, and its environment."""
+    """The request to the process that compiles for a target, and its environment."""
     for package in ("libtpu", "jax_cuda12_plugin"):
         monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
     seen = []
 
-    def run(command, env, **_):
-        seen.append((json.loads(pathlib.Path(command[-1], "request.json").read_text()), env))
-        raise subprocess.TimeoutExpired(command, 1)
+    def submit(self, request, bytecode, timeout_seconds):
+        seen.append((request, compilers._environment_of(self.target)))
+        raise Asked
 
-    with monkeypatch.context() as patch, pytest.raises(kd.errors.CompilationTimeoutError):
-        patch.setattr(subprocess, "run", run)
+    with monkeypatch.context() as patch, pytest.raises(Asked):
+        patch.setattr(Compilers, "submit", submit)
         compile_for(lowered(jnp.sum, shape, target(name).platform), name, **options)
     return seen[0]
+
+
+class Asked(Exception):
+    """A request was made."""
+
+
+def answered(monkeypatch, answer):
+    """What `compile_for` makes of an answer of the process that compiles for v5e:2x4."""
+    monkeypatch.setitem(sys.modules, "libtpu", types.ModuleType("libtpu"))
+    future = Future()
+    future.set_result(answer)
+    monkeypatch.setattr(Compilers, "submit", lambda *_: future)
+    return compile_for(lowered(jnp.sum, (4, 2), "tpu"), "v5e:2x4")
 
 
 def test_tpus_are_asked_for_by_topology_and_nobody_waits_for_their_metadata(monkeypatch):
@@ -204,9 +189,7 @@ def test_the_peak_on_tpus_is_the_smaller_of_the_figures_of_xla(monkeypatch, temp
     sizes = {"argument": 1000, "output": 900, "alias": 900, "temp": temp, "peak": peak, "generated_code": 7}
     answer = {f"{name}_nbytes": size for name, size in sizes.items()}
     answer |= {"collectives": [], "flops": 1, "accessed_nbytes": 1, "kernels": {}, "seconds": 1.5, "host_nbytes": 0}
-    monkeypatch.setitem(sys.modules, "libtpu", types.ModuleType("libtpu"))
-    monkeypatch.setattr(compiled, "_ask", lambda *_: answer)
-    found = compile_for(lowered(jnp.sum, (4, 2), "tpu"), "v5e:2x4")
+    found = answered(monkeypatch, answer)
     assert (found.peak_nbytes, found.temp_nbytes) == (expected + 7, expected - 1000)
 
 
@@ -234,9 +217,7 @@ def test_devices_stand_in_the_order_of_the_mesh_or_by_default_along_the_wires(mo
 
 @pytest.mark.parametrize("text", OUT_OF_MEMORY)
 def test_a_program_that_needs_more_memory_than_there_is_has_figures(monkeypatch, text):
-    monkeypatch.setitem(sys.modules, "libtpu", types.ModuleType("libtpu"))
-    monkeypatch.setattr(compiled, "_ask", lambda *_: {"error": text, "seconds": 1.5})
-    found = compile_for(lowered(jnp.sum, (4, 2), "tpu"), "v5e:2x4")
+    found = answered(monkeypatch, {"error": text, "seconds": 1.5})
     assert (found.peak_nbytes, found.limit_nbytes) == (int(19.5 * 2**30), int(15.75 * 2**30))
     assert (found.fits, found.short_by_nbytes) == (False, int(3.75 * 2**30))
     assert found.argument_nbytes == 4 * 64 * 8 // 4

@@ -14,11 +14,11 @@ def mlp():
     return kd.Sequential([kd.Input((64,)), kd.layers.Dense(256, "relu", name="up"), kd.layers.Dense(64, name="down")])
 
 
-# the first process stops after the first candidate, the others try all
+# the first process tries the presets alone, the others try all
 auto = kd.AutoParallel("data=2,model=2", time_limit_seconds=120 if process else 1e-6)
 found = auto.search(mlp, (x, x), "adam", "mse")
-assert found.best.rules == {"batch": "data"}, found.best
-assert found.is_complete == bool(process) and (len(found.candidates) > 2) == bool(process)
+assert found.best.rules in ({"batch": ("data", "model")}, {"batch": "data", "mlp": "model"}), found.best
+assert found.is_complete == bool(process) and (len(found.candidates) > 4) == bool(process)
 
 # and `fit` trains under what all have found
 with kd.AutoParallel("data=2,model=2").scope():
