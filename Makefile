@@ -11,6 +11,7 @@ VENV := .venv-$(shell "$(PYTHON)" -c '$(VERSION)' 2>/dev/null || echo none)
 endif
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TPU_COMPILER := $(VENV)/tpu_compiler
 
 # Python keeps what it compiled: the tests alone start a hundred processes that read the same modules.
 unexport PYTHONDONTWRITEBYTECODE
@@ -50,14 +51,14 @@ docs: $(READY) ## build the site in build/site, without a network
 test: $(READY) ## run the tests of every package, in minutes
 	$(PYTEST) -m "not full"
 
-test-all: $(READY) ## run these, and those with processes, Keras itself, notebooks, a browser
+test-all: $(READY) $(TPU_COMPILER) ## run these, and those with processes, Keras itself, XLA for TPUs, notebooks, a browser
 	$(PYTEST)
 
-coverage: $(READY) ## run all tests, and print which share of each package they run
+coverage: $(READY) $(TPU_COMPILER) ## run all tests, and print which share of each package they run
 	COVERAGE_FILE=.cache/coverage $(PYTEST) --cov=keras_dist --cov-branch --cov-report=json:.cache/coverage.json
 	$(BIN)/python -m tests.rooms_covered .cache/coverage.json
 
-soak: $(READY) ## try more often and larger: kills, deadlocks, memory, last bits (ROUNDS=5; 1 is quick)
+soak: $(READY) $(TPU_COMPILER) ## try more often and larger: kills, deadlocks, memory, last bits (ROUNDS=5; 1 is quick)
 	SOAK=$(or $(ROUNDS),5) $(PYTEST) -m soak
 
 lint: $(READY) ## check style, format, imports and words
@@ -103,3 +104,11 @@ $(READY): pyproject.toml constraints.txt
 	@[ "$$($(BIN)/python -c 'import pip; $(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)')" ] || "$(PYTHON)" -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+# XLA for TPUs, which compiles without one; tests skip where it is not to be had. In the environment it would be a backend
+# of every process there.
+$(TPU_COMPILER): $(READY) constraints.txt
+	@rm -rf $@
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-deps -c constraints.txt --target $@ libtpu \
+	  || echo 'Tests that compile for TPUs are skipped: there is no libtpu for this machine.' >&2
+	@mkdir -p $@ && touch $@

@@ -80,6 +80,7 @@ def compiled_model(run: RunConfig, remat: str | None, is_planned: bool = False) 
             steps_per_execution=run.training.steps_per_execution,
             remat=remat,
             slot_memory=run.training.slot_memory,
+            micro_batches=run.training.micro_batches,
         )
     return model
 

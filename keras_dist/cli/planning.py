@@ -39,6 +39,10 @@ def plan(
     settings: Settings = None,
     target: Target = None,
     compile_it: Compile = True,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(metavar="batch|remat|offload", help="plan other batches and options, too; may be repeated"),
+    ] = None,
     html: Annotated[
         pathlib.Path | None, typer.Option(dir_okay=False, metavar="PLAN.HTML", help="also write a page with pictures")
     ] = None,
@@ -51,12 +55,17 @@ def plan(
     """
     from keras_dist import planner
     from keras_dist.distribution.render import render_bytes
+    from keras_dist.errors import ConfigError
     from keras_dist.planner.search_result import toml_of
 
     with to_stderr():
         inputs = _inputs(load(config, mesh, settings), target)
-        lines = lambda found: of_config(toml_of(found), config)  # noqa: E731
-        report = planner.plan(**inputs, target=target, compiles=compile_it, config_lines=lines)
+        inputs |= {"target": target, "compiles": compile_it}
+        if not search:
+            inputs["config_lines"] = lambda found: of_config(toml_of(found), config)
+        if search and html is not None:
+            raise ConfigError("--html shows a single plan", given="--search and --html", fix="leave one of them out")
+        report: Any = planner.plan(**inputs, search=search or ())
     show(report, json)
     if html is not None:
         report.to_html(html)

@@ -100,6 +100,7 @@ class TrainingConfig(ConfigTable):
         steps_per_execution: steps per execution of a compiled program.
         remat: layers to recompute in the backward pass.
         slot_memory: "pinned_host" for optimizer slots in the memory of the hosts.
+        micro_batches: parts into which a batch is split for the pipelines of the model.
         verbose: 0 for silent, 1 or "auto" for a progress bar, 2 for one line per epoch.
     """
 
@@ -117,6 +118,7 @@ class TrainingConfig(ConfigTable):
     steps_per_execution: _Positive | Literal["auto"] = Field(default="auto", description='an integer >= 1, or "auto"')
     remat: str | None = None
     slot_memory: Literal["pinned_host"] | None = None
+    micro_batches: int | None = Field(default=None, ge=1)
     verbose: Literal["auto", 0, 1, 2] = "auto"
 
 

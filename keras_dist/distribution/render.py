@@ -75,6 +75,11 @@ def render_bytes(nbytes: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def render_interval(least: int, most: int) -> str:
+    """Render bytes that are known up to an interval, such as `0 B to 1.5 MiB`."""
+    return render_bytes(most) if least == most else f"{render_bytes(least)} to {render_bytes(most)}"
+
+
 def render_number(value: float) -> str:
     """Render a number with three digits, or more before the point."""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"

@@ -22,7 +22,7 @@ from keras_dist.distribution.model_layout_hints import ModelLayoutHint
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from keras_dist.errors import LayoutError, with_type
 
-Role = Literal["parameter", "statistic", "state", "rng", "counter", "slot", "gradient", "batch"]
+Role = Literal["parameter", "statistic", "state", "rng", "counter", "slot", "gradient", "batch", "cache"]
 
 PLANNED_BY_RULE: tuple[Role, ...] = ("parameter", "statistic", "state")
 """Roles to which layout rules apply; others are replicated or follow a parameter."""

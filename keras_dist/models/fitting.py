@@ -299,7 +299,7 @@ def lower_train_step(model: ModelBase, x: Any, y: PyTree = None, sample_weight: 
         ModelError: the model is not compiled.
     """
     x, y, sample_weight = fit_arguments.arrays_of_batch(model, x, y, sample_weight)
-    return model._compiled_model("lower_train_step", x).step_runner.lower_train(ArraySource(x, y, sample_weight))
+    return model._compiled_model("lower_train_step", x).step_runner.lower(ArraySource(x, y, sample_weight))
 
 
 def _on_its_mesh(model: ModelBase, method: str, x: Any) -> BuiltModel:

@@ -6,7 +6,9 @@ from keras_dist.planner.calibration import Calibration, Measurement, calibrate
 from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded, dim_classes
-from keras_dist.planner.exchanges import Estimate
+from keras_dist.planner.estimates import Estimate
+from keras_dist.planner.frontier import Frontier, Point
+from keras_dist.planner.generation import GenerationReport, Phase
 from keras_dist.planner.logical_rules import LogicalRules
 from keras_dist.planner.plan_snapshots import assert_plan
 from keras_dist.planner.planning import CheckReport, check, plan
@@ -30,9 +32,13 @@ __all__ = [
     "DimClass",
     "DimClasses",
     "Estimate",
+    "Frontier",
+    "GenerationReport",
     "LogicalRules",
     "Measurement",
+    "Phase",
     "PlanReport",
+    "Point",
     "Propagated",
     "Repeated",
     "Roofline",

@@ -27,6 +27,8 @@ class Backend:
         multiplied: for an element type the bytes of an element in which products are computed. Arrays that only
             products use are converted before they are gathered.
         computes_so: whether all operations are computed so, and not products alone.
+        gathers_narrow: whether arrays that were converted to a wider type are gathered before.
+        joins_conversions: whether an array that is converted twice is gathered once.
         added: for an element type the bytes of an element in which arrays are reduced.
         scattered_nbytes: arrays with more bytes, of two or more dims, are reduced and scattered, if devices use slices
             of the sum; None if they are always reduced as a whole.
@@ -36,6 +38,8 @@ class Backend:
 
     multiplied: Mapping[str, int] = dataclasses.field(default_factory=dict)
     computes_so: bool = False
+    gathers_narrow: bool = False
+    joins_conversions: bool = True
     added: Mapping[str, int] = dataclasses.field(default_factory=dict)
     scattered_nbytes: int | None = None
     certain_nbytes: int = 0
@@ -47,10 +51,16 @@ DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float6
 _WIDENED = {"bfloat16": 4, "float16": 4}
 BACKENDS = {
     "cpu": Backend(multiplied=_WIDENED, computes_so=True, added=_WIDENED),
-    "tpu": Backend(multiplied={"float32": 2}, scattered_nbytes=2**15, certain_nbytes=2**17, adds_after_loops=True),
-    "cuda": Backend(scattered_nbytes=0),
+    "tpu": Backend(
+        multiplied={"float32": 2},
+        gathers_narrow=True,
+        scattered_nbytes=2**15,
+        certain_nbytes=2**17,
+        adds_after_loops=True,
+    ),
+    "cuda": Backend(gathers_narrow=True, joins_conversions=False, scattered_nbytes=0, adds_after_loops=True),
 }
-"""XLA of jax 0.10 for CPUs, libtpu 0.0.42 for TPUs; for GPUs as XLA's source has it, in `ReduceScatterCreator`."""
+"""XLA of jax 0.10 for CPUs and, compiled without one, for H100; libtpu 0.0.42 for TPUs."""
 
 
 class Moved(NamedTuple):
@@ -79,36 +89,58 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
     element = str(result.type.element_type)
     dtype = DTYPES.get(element, element)
     if kind == "all_reduce":
-        least, users, doubt = backend.scattered_nbytes, list(_users(result, module)), ""
+        least, users, doubt = backend.scattered_nbytes, list(users_of(result, module)), ""
         if least is not None and result.type.rank > 1 and users and all(_is_slice(each, operation) for each in users):
             is_scattered = nbytes > least and not all(_is_one_tile(each, module) for each in users)
             kind = "reduce_scatter" if is_scattered else kind
             doubt = "XLA reduces some small arrays as a whole" if nbytes <= backend.certain_nbytes else ""
         return Moved(kind, _converted(nbytes, dtype, backend.added.get(dtype)), doubt)
     if kind == "all_gather" and operation.name == "sdy.all_gather":
-        alike = _alike(operation)
+        alike = _alike(operation, backend.joins_conversions)
         if alike[0] != operation:
             return Moved(kind, 0)
-        users = [user for each in alike for user in _users(each.results[0], module)]
+        stored = DTYPES.get(str(_origin(operation.operands[0]).type.element_type))
+        if backend.gathers_narrow and stored and element in DTYPES:
+            nbytes = min(nbytes, _converted(nbytes, dtype, np.dtype(stored).itemsize))
+            dtype = min(stored, dtype, key=lambda name: np.dtype(name).itemsize)
+        users = [user for each in alike for user in _computing(each.results[0], module)]
         uses_so = _computes if backend.computes_so else _multiplies
         if dtype in backend.multiplied and all(map(uses_so, users)):
             return Moved(kind, _converted(nbytes, dtype, backend.multiplied[dtype]))
     return Moved(kind, nbytes)
 
 
-def _alike(gather: Any) -> list[Any]:
-    """Return the gathers of the same array in the same block to the same layout: XLA gathers once."""
-    block, users = gather.operation.block, [use.owner.operation for use in gather.operands[0].uses]
-    same = [each for each in users if each.name == gather.name and each.block == block]
+def _alike(gather: Any, with_conversions: bool) -> list[Any]:
+    """Return the gathers of the same array in the same block to the same type and layout: XLA gathers once."""
+    block, made = gather.operation.block, str(gather.results[0].type)
+    source = _origin(gather.operands[0]) if with_conversions else gather.operands[0]
+    same = [each for each in _gathers(source) if each.block == block]
     layout = str(gather.attributes["out_sharding"])
-    return [
-        each for each in block.operations if each.operation in same and str(each.attributes["out_sharding"]) == layout
+    same = [
+        each for each in same if (str(each.attributes["out_sharding"]), str(each.results[0].type)) == (layout, made)
     ]
+    return [each for each in block.operations if each.operation in same]
+
+
+def _origin(value: Any) -> Any:
+    """Return the array of which a value is a conversion."""
+    while not is_argument(value.owner) and value.owner.operation.name == "stablehlo.convert":
+        value = value.owner.operation.operands[0]
+    return value
+
+
+def _gathers(value: Any) -> Iterator[Any]:
+    """Yield the gathers of an array and of its conversions."""
+    for user in (use.owner.operation for use in value.uses):
+        if user.name == "sdy.all_gather":
+            yield user
+        elif user.name == "stablehlo.convert":
+            yield from _gathers(user.results[0])
 
 
 def added_after_loop(reduction: Any, module: ShardedModule) -> Any:
     """Return the result of a loop that only adds up these all-reduces, which XLA reduces after the loop; else None."""
-    users = list(_users(reduction.results[0], module))
+    users = list(users_of(reduction.results[0], module))
     if not BACKENDS.get(module.platform, Backend()).adds_after_loops or [user.name for user in users] != [_ADD]:
         return None
     total, sums = users[0].results[0], [value for value in users[0].operands if is_argument(value.owner)]
@@ -128,7 +160,7 @@ def _converted(nbytes: int, dtype: str, width: int | None) -> int:
     return nbytes if width is None else nbytes * width // np.dtype(dtype).itemsize
 
 
-def _users(value: Any, module: ShardedModule) -> Iterator[Any]:
+def users_of(value: Any, module: ShardedModule) -> Iterator[Any]:
     """Yield the operations that use a value: through those that only arrange or convert it, and out of functions.
 
     A slice of what was gathered for it is the array before the gather, and no use.
@@ -137,36 +169,49 @@ def _users(value: Any, module: ShardedModule) -> Iterator[Any]:
         user = use.owner.operation
         call = module.call_of(user.block.owner.operation) if user.name == "func.return" else None
         if call is not None:
-            yield from _users(call.results[use.operand_number], module)
+            yield from users_of(call.results[use.operand_number], module)
         elif user.name in ("func.call", "stablehlo.while"):
             yield from _users_inside(user, use.operand_number, module)
         elif user.name == "stablehlo.optimization_barrier":
-            yield from _users(user.results[use.operand_number], module)
-        elif user.name in _ARRANGING or (user.name == "stablehlo.reduce" and _is_reshape(user)):
-            yield from _users(user.results[0], module)
+            yield from users_of(user.results[use.operand_number], module)
+        elif arranges(user):
+            yield from users_of(user.results[0], module)
         elif user.name != "sdy.all_slice" or is_argument(value.owner) or value.owner.operation.name != "sdy.all_gather":
+            yield user
+
+
+def _computing(value: Any, module: ShardedModule) -> Iterator[Any]:
+    """Yield the operations that use the elements of an array, also after a lookup."""
+    for user in users_of(value, module):
+        if user.name in _LOOKUP:
+            yield from _computing(user.results[0], module)
+        else:
             yield user
 
 
 def _users_inside(user: Any, place: int, module: ShardedModule) -> Iterator[Any]:
     """Yield the operations that use an operand of a call or loop there, and the loop if it changes the operand."""
     if user.name == "func.call":
-        yield from _users(module.block(text_of(user.attributes["callee"])).arguments[place], module)
+        yield from users_of(module.block(text_of(user.attributes["callee"])).arguments[place], module)
         return
     body = user.regions[1].blocks[0]
     if returned_by(body)[place] != body.arguments[place]:
         yield user
         return
-    yield from _users(user.results[place], module)
-    yield from (each for each in _users(body.arguments[place], module) if each.name != "stablehlo.return")
+    yield from users_of(user.results[place], module)
+    yield from (each for each in users_of(body.arguments[place], module) if each.name != "stablehlo.return")
 
 
 _ADD = "stablehlo.add"
-_ARRANGING = ("stablehlo.convert", "stablehlo.reshape", "stablehlo.transpose")
+_LOOKUP = ("stablehlo.gather", "stablehlo.select")
+_ARRANGING = ("stablehlo.convert", "stablehlo.reshape", "stablehlo.reverse", "stablehlo.transpose")
 
 
-def _is_reshape(reduction: Any) -> bool:
-    shape, dims = reduction.operands[0].type.shape, map(int, reduction.attributes["dimensions"])
+def arranges(operation: Any) -> bool:
+    """Whether an operation only arranges or converts an array."""
+    if operation.name != "stablehlo.reduce":
+        return operation.name in _ARRANGING
+    shape, dims = operation.operands[0].type.shape, map(int, operation.attributes["dimensions"])
     return all(shape[dim] == 1 for dim in dims)
 
 

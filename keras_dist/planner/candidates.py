@@ -41,12 +41,14 @@ class Screen:
         self._arguments = _with_ranks(program.arguments, block.arguments)
         self._results = _with_ranks(names, returned)
 
-    def propagate(self, sizes: Mapping[str, int], layouts: Mapping[str, Sequence[Axis]]) -> Propagated:
+    def propagate(
+        self, sizes: Mapping[str, int], layouts: Mapping[str, Sequence[Axis]], with_memory: bool = True
+    ) -> Propagated:
         """Return the figures of the step on a mesh of these sizes; arrays without a layout are replicated."""
         arguments, results = (
             [layouts.get(path) or (None,) * rank for path, rank in named] for named in (self._arguments, self._results)
         )
-        return propagate_module(shardy.lay_out(self._module, sizes, arguments, results))
+        return propagate_module(shardy.lay_out(self._module, sizes, arguments, results), with_memory)
 
 
 def _is_kept(rules: Sequence[str], operation: Any) -> bool:

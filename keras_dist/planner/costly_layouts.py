@@ -11,6 +11,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
@@ -18,27 +19,27 @@ from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.pipelining import Pipeline
 from keras_dist.distribution.plan import Row
-from keras_dist.distribution.render import render_axes, render_bytes
-from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.render import render_axes, render_bytes, render_interval
 from keras_dist.planner.exchanges import axes_text
 from keras_dist.planner.explanation import reason_of
 from keras_dist.planner.propagation import Collective, Propagated, Repeated
-from keras_dist.planner.remedies import Remedy, Retrace, find_remedy
+from keras_dist.planner.remedies import Remedy, Retrace, find_remedy, kind_of
 from keras_dist.planner.search import used_by
+from keras_dist.planner.search_result import ConfigPart
 from keras_dist.planner.tracing import StepProgram
 
-_LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE, _LEAST_CAUSE = 0.04, 0.02, 0.1, 0.05
-_LEAST_RESHARD, _MOST_MAKERS = 0.01, 3
-_LEAST_ALONE = 0.1
+_LEAST_REPEATED, _LEAST_SLICED, _LEAST_LARGE, _LEAST_GAIN = 0.04, 0.02, 0.1, 0.2
+_LEAST_RESHARD, _MOST_MAKERS = 0.02, 3
+_LEAST_ALONE = 0.2
 """The part of the FLOPs from which repeated work is a problem although no rules end it."""
 _EXPERTS = re.compile(r"(^|[/_])experts?([/_]|$)")
-NO_RULE = (
-    "no rules that were tried cost less; print(kd.planner.dim_classes(model, batch)) shows what sharding dims costs"
-)
+_ESTIMATE = "estimate: "
+"""Begins what rests on exchanges that XLA may choose otherwise."""
+NO_RULE = "no rules that were tried cost less; AutoParallel, or `keras-dist auto` for a config, searches for others"
 
 
 def costly_layouts(
-    program: StepProgram, step: Propagated, retrace: Retrace, written: Callable[[Distribution], str]
+    program: StepProgram, step: Propagated, retrace: Retrace, written: Callable[[ConfigPart], str]
 ) -> tuple[Problem, ...]:
     """Return the problems of a step whose layouts cost more than they must; first the cause, if a remedy is known.
 
@@ -46,20 +47,19 @@ def costly_layouts(
     """
     if program.stages:
         batch = set(axis_tuple(program.distribution.batch_dim_name))
-        return tuple(_not_pipelined(each, batch.isdisjoint(axis_tuple(each.axis))) for each in program.stages)
-    problems, large = _problems(program, step), [*_large_weights(program)]
-    remedy = find_remedy(program, step, retrace, written) if problems or large else None
+        return tuple(_not_pipelined(each, batch.isdisjoint(axis_tuple(each.axis)), written) for each in program.stages)
+    problems, doubts = _problems(program, step), [*_large_weights(program), *_short_dims(program, step)]
+    remedy = find_remedy(program, step, retrace, written) if problems or doubts else None
     if remedy is None:
         return _without_small(problems, program, step)
     changed = {path for change in remedy.changes for path in change}
-    problems += tuple(each for each in large if each.path in changed - {each.path for each in problems})
-    if not problems:
-        return ()
+    if remedy.gain >= _LEAST_GAIN:
+        problems += tuple(each for each in doubts if each.path in changed - {each.path for each in problems})
     left = {(each.kind, each.path) for each in _problems(remedy.program, remedy.step)}
-    if remedy.gain < _LEAST_CAUSE and all((each.kind, each.path) in left for each in problems):
-        return _without_small(problems, program, step)  # the rules cost a little less, for another reason
-    ended = (each if (each.kind, each.path) in left else _with_fix(each, remedy) for each in problems)
-    return (_cause(program, remedy), *_without_small(ended, program, step))
+    is_ended = [(each.kind, each.path) not in left for each in problems]
+    problems = tuple(_with_fix(each, remedy) if ends else each for each, ends in zip(problems, is_ended, strict=True))
+    cause = (_cause(program, step, remedy),) if any(is_ended) else ()  # else the rules cost less for another reason
+    return (*cause, *_without_small(problems, program, step))
 
 
 def _without_small(problems: Iterable[Problem], program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
@@ -68,16 +68,12 @@ def _without_small(problems: Iterable[Problem], program: StepProgram, step: Prop
     return tuple(each for each in problems if each.kind != "repeated" or each.fix != NO_RULE or each.path in large)
 
 
-def _not_pipelined(stack: Pipeline, repeats_work: bool) -> Problem:
+def _not_pipelined(stack: Pipeline, repeats_work: bool, written: Callable[[ConfigPart], str]) -> Problem:
     over, more = axes_text(axis_tuple(stack.axis)), " and computes" * repeats_work
-    return Problem(
-        "pipeline",
-        stack.layer,
-        f"{stack.layer!r} is sharded over {over} along its layers, and `compile` has no `micro_batches`",
-        f"each of the {stack.stages} stages gathers{more} all layers",
-        "a pipeline, in which each stage computes its own layers",
-        f"compile(..., micro_batches={2 * stack.stages})",
-    )
+    summary = f"{stack.layer!r} is sharded over {over} along its layers, and `compile` has no `micro_batches`"
+    given, fix = f"each of the {stack.stages} stages gathers{more} all layers", {"micro_batches": 2 * stack.stages}
+    expected = "a pipeline, in which each stage computes its own layers"
+    return Problem("pipeline", stack.layer, summary, given, expected, written({"training": fix}))
 
 
 def _problems(program: StepProgram, step: Propagated) -> tuple[Problem, ...]:
@@ -113,7 +109,7 @@ def _repeated_work(program: StepProgram, step: Propagated, least: float = _LEAST
 def _sliced_weights(program: StepProgram, step: Propagated) -> Iterator[Problem]:
     rows = {row.path: row for row in program.state.rows if row.role == "parameter"}
     least = _LEAST_SLICED * sum(row.nbytes for row in rows.values())
-    grouped: dict[tuple[str, tuple[str, ...]], list[Row]] = collections.defaultdict(list)
+    grouped: dict[Any, list[Row]] = collections.defaultdict(list)
     for index, axes in step.sliced:
         row = rows.get(program.arguments[index])
         if (
@@ -121,7 +117,7 @@ def _sliced_weights(program: StepProgram, step: Propagated) -> Iterator[Problem]
             and len(row.shape) > 1
             and not set(axes) & {axis for entry in row.slot_axes for axis in axis_tuple(entry)}
         ):
-            grouped[_alike(row.path), axes].append(row)
+            grouped[kind_of(row), axes].append(row)
     for (_, axes), group in grouped.items():
         if sum(row.nbytes for row in group) >= least:
             held, over = sum(row.nbytes_per_device for row in group), axes_text(axes)
@@ -141,10 +137,9 @@ def _large_weights(program: StepProgram) -> Iterator[Problem]:
     least = _LEAST_LARGE * sum(row.nbytes_per_device for row in program.state.rows if row.role == "parameter")
     every = set(program.state.mesh.axis_names)
     used = used_by([entry for row in rows for entry in row.compute_axes])
-    used -= set(axis_tuple(program.distribution.batch_dim_name))
     grouped: dict[tuple[str, tuple[int, ...]], list[Row]] = collections.defaultdict(list)
     for row in rows:
-        grouped[re.sub(r"\d+", "#", row.path), row.shape].append(row)
+        grouped[kind_of(row)].append(row)
     for (name, _), group in grouped.items():
         whole = [row for row in group if not any(row.compute_axes)]
         over = used_by([entry for row in group for entry in row.compute_axes]) or used
@@ -156,57 +151,61 @@ def _large_weights(program: StepProgram) -> Iterator[Problem]:
             yield Problem("whole", whole[0].path, summary, given, f"a layout over {axes_text(sorted(over))}", NO_RULE)
 
 
+def _short_dims(program: StepProgram, step: Propagated) -> Iterator[Problem]:
+    """Yield the problem of matrices that are sharded along the shorter dim: sums over more features are exchanged."""
+    least = _LEAST_LARGE * sum(each.nbytes_per_step for each in step.collectives)
+    summed: dict[tuple[str, tuple[int, ...]], int] = collections.Counter()
+    rows = [row for row in program.state.rows if row.role == "parameter" and len(row.shape) == 2]
+    for row in rows:
+        used, short = used_by(row.compute_axes), 0 if row.compute_axes[0] else 1
+        if used and None in row.compute_axes and 2 * row.shape[short] <= row.shape[1 - short]:
+            layer = row.path.rpartition("/")[0]
+            sums = [each for each in step.collectives if each.layer == layer and each.kind == "all_reduce"]
+            summed[kind_of(row)] += _nbytes([each for each in sums if used <= set(each.axes)])
+    for row in rows:
+        if (nbytes := summed.pop(kind_of(row), 0)) >= least > 0:
+            summary = f"{row.path!r} is sharded along its shorter dim, and the sums of its products are all-reduced"
+            given = f"layout {render_axes(row.axes)}, {render_bytes(nbytes)} a step"
+            yield Problem("reshard", row.path, summary, given, "a layout along the longer dim", NO_RULE)
+
+
 def hidden_reshards(step: Propagated, rules: LayoutMap | None) -> Iterator[Problem]:
     """Yield a problem for each submodule, or for the same submodule of all blocks, with hidden reshards.
 
     A hidden reshard is a gather, all-to-all or permute that Shardy inserts because an operation needs other layouts of
     its operands. Reductions are not reported, nor reshards by constraints, except gathers of activations because of a
-    rule. Reshards in loops come first, then the largest; less than a hundredth of all bytes is not reported.
+    rule, which come first. Then come reshards in loops, and the largest; less than a fiftieth of all bytes is not
+    reported.
     """
-    grouped: dict[tuple[str, str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
+    grouped: dict[tuple[str | None, str, str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
     for each in step.collectives:
-        if not each.is_asked:
-            grouped[_alike(_place(each)), each.kind, each.axes].append(each)
+        by_rule = each.is_asked and each.kind == "all_gather" and each.needed_by and not each.weight
+        rule = rules.match(f"{each.needed_by}/output") if by_rule and rules is not None else None
+        if rule is not None or not each.is_asked:
+            grouped[rule, _alike(_place(each)) if rule is None else "", each.kind, each.axes].append(each)
     least = _LEAST_RESHARD * sum(each.nbytes_per_step for each in step.collectives)
-    found = [(kind, axes, group) for (_, kind, axes), group in grouped.items() if _nbytes(group) >= least]
-    found.sort(key=lambda item: (-max(each.turns for each in item[-1]), -_nbytes(item[-1]), _place(item[-1][0])))
-    if rules is not None:
-        yield from _gathers_by_rule(step, rules, least)
-    yield from (_reshard(*item) for item in found)
+    found = [(rule, kind, axes, group) for (rule, _, kind, axes), group in grouped.items() if _nbytes(group) >= least]
+    turns = [max(each.turns for each in group) for *_, group in found]
+    order = sorted(range(len(found)), key=lambda n: (found[n][0] is None, -turns[n], -_nbytes(found[n][-1])))
+    yield from (_reshard(*found[n]) for n in order)
 
 
-def _gathers_by_rule(step: Propagated, rules: LayoutMap, least: float) -> Iterator[Problem]:
-    grouped: dict[tuple[str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
-    for each in step.collectives:
-        if each.is_asked and each.kind == "all_gather" and each.needed_by and not each.weight:
-            rule = rules.match(f"{each.needed_by}/output")
-            if rule is not None:
-                grouped[rule, each.axes].append(each)
-    for (rule, axes), group in grouped.items():
-        where, over = _needing(group), axes_text(axes)
-        if _nbytes(group) >= least:
-            yield Problem(
-                "reshard",
-                _place(group[0]),
-                f"rule {rule!r} makes {where} gather its output over {over}",
-                f"{render_bytes(_nbytes(group))} a step{_how_often(group)}",
-                f"a rule with the layout that the weights of {where} give the output",
-                f"name {over} in rule {rule!r}, or remove the rule",
-            )
-
-
-def _reshard(kind: str, axes: tuple[str, ...], group: list[Collective]) -> Problem:
-    where, over = _needing(group), axes_text(axes)
+def _reshard(rule: str | None, kind: str, axes: tuple[str, ...], group: list[Collective]) -> Problem:
+    where, over, turns = _named(list(dict.fromkeys(map(_place, group)))), axes_text(axes), max(e.turns for e in group)
+    often = f", {turns} turns of a loop" if turns > 1 else ", in a loop" if turns == 0 else ""
+    given = f"{render_interval(*(sum(each.interval[end] for each in group) for end in (0, 1)))} a step{often}"
+    if rule is not None:
+        summary = f"rule {rule!r} makes {where} gather its output over {over}"
+        expected = f"a rule with the layout that the weights of {where} give the output"
+        fix = f"name {over} in rule {rule!r}, or remove the rule"
+        return Problem("reshard", _place(group[0]), summary, given, expected, fix)
     made = list(dict.fromkeys(f"{each.operation or 'an array'} of {each.layer or 'the step'}" for each in group))
     more = f" and {len(made) - _MOST_MAKERS} more" if len(made) > _MOST_MAKERS else ""
-    return Problem(
-        "reshard",
-        _place(group[0]),
-        f"hidden reshard: {where} needs {kind} over {over} that no rule asks for",
-        f"{render_bytes(_nbytes(group))} a step{_how_often(group)}, made by {', '.join(made[:_MOST_MAKERS])}{more}",
-        f"operands with the layouts that {where} needs, or a rule for the gathered layout",
-        NO_RULE,
-    )
+    estimate = _ESTIMATE * any(each.doubt for each in group)
+    summary = f"{estimate}hidden reshard: {where} needs {kind} over {over} that no rule asks for"
+    expected = f"operands with the layouts that {where} needs, or a rule for the gathered layout"
+    given = f"{given}, made by {', '.join(made[:_MOST_MAKERS])}{more}"
+    return Problem("reshard", _place(group[0]), summary, given, expected, NO_RULE)
 
 
 def _place(each: Collective) -> str:
@@ -218,32 +217,25 @@ def _alike(path: str) -> str:
     return "/".join("#" if part.isdecimal() else part for part in path.split("/"))
 
 
-def _needing(group: list[Collective]) -> str:
-    return _named(list(dict.fromkeys(map(_place, group))))
-
-
 def _named(paths: Sequence[str]) -> str:
     """Return the first path, with the number of others."""
     return (repr(paths[0]) if paths[0] else "the step") + (f" and {len(paths) - 1} like it" if len(paths) > 1 else "")
-
-
-def _how_often(group: list[Collective]) -> str:
-    turns = max(each.turns for each in group)
-    return f", {turns} turns of a loop" if turns > 1 else ", in a loop" if turns == 0 else ""
 
 
 def _nbytes(group: list[Collective]) -> int:
     return sum(each.nbytes_per_step for each in group)
 
 
-def _cause(program: StepProgram, remedy: Remedy) -> Problem:
+def _cause(program: StepProgram, step: Propagated, remedy: Remedy) -> Problem:
     change, more = remedy.changes[0], len(remedy.changes) - 1
     path, what, now, after = _changed(program, change)
+    is_estimate = bool(step.estimates or remedy.step.estimates)
+    is_estimate &= step.moved_interval[0] < remedy.step.moved_interval[1]  # else it moves less in any case
     others = f"; {more} other change{'s' * (more > 1)} in the fix" if more else ""
     return Problem(
         "cause",
         path,
-        f"other rules cost less: {what}{others}",
+        f"{_ESTIMATE * is_estimate}other rules cost less: {what}{others}",
         f"{now}: {remedy.before}",
         f"{after}: {remedy.after}",
         str(remedy),

@@ -9,7 +9,6 @@ Source: https://github.com/openxla/xla/blob/main/xla/service/spmd/spmd_partition
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_dist.distribution.mesh import axis_tuple
+from keras_dist.planner.estimates import Estimate
 from keras_dist.planner.sharded_module import ShardedModule, indexed_dims, is_argument, layer_in, name_of
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -212,55 +212,15 @@ def numbers_of(attribute: Any) -> list[int]:
     return [int(each) for each in attribute]
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """An operation whose exchanges in XLA's program are not known before compilation.
-
-    Attributes:
-        layer: path of the submodule; empty if not known.
-        operation: the operation of JAX, such as `split`.
-        reason: why its exchanges are not known.
-        source: file and line of the user's code; empty if not known.
-        count: number of such operations.
-
-    Example:
-        >>> import keras_dist as kd
-        >>> print(kd.planner.Estimate("head", "sort", "sorts along a dim that 'model' shards", "model.py:7"))
-        sort of 'head' (model.py:7): sorts along a dim that 'model' shards
-    """
-
-    layer: str
-    operation: str
-    reason: str
-    source: str = ""
-    count: int = 1
-
-    def __str__(self) -> str:
-        where = f" of {self.layer!r}" if self.layer else ""
-        at = f" ({self.source})" if self.source else ""
-        more = f"; {self.count - 1} more like it" if self.count > 1 else ""
-        return f"{self.operation or 'an operation'}{where}{at}: {self.reason}{more}"
-
-
-def estimate_at(operation: Any, reason: str) -> Estimate:
+def estimate_at(operation: Any, reason: str, kind: str = "other") -> Estimate:
     """Return the estimate for an operation."""
     name = name_of(operation)
-    return Estimate(layer_in(name), jax_operation(name), reason, source_of(operation.location))
+    return Estimate(layer_in(name), jax_operation(name), reason, source_of(operation.location), kind=kind)
 
 
 def jax_operation(name: str) -> str:
     """Return the operation of JAX in its name with scopes."""
     return name.rpartition("/")[2].rstrip(":)")
-
-
-def counted(estimates: Iterable[Estimate]) -> tuple[Estimate, ...]:
-    """Return one estimate for all operations with the same layer, operation and reason."""
-    found: dict[tuple[str, str, str], Estimate] = {}
-    for each in estimates:
-        key = each.layer, each.operation, each.reason
-        count = each.count + (found[key].count if key in found else 0)
-        found[key] = dataclasses.replace(found.get(key, each), count=count)
-    return tuple(found.values())
 
 
 def is_forced(reshard: Any, user: Any, module: ShardedModule) -> bool:
@@ -284,6 +244,15 @@ def doubt(operation: Any, module: ShardedModule) -> str:
     """Return why the exchanges of an operation are not known, or an empty string."""
     check = _CHECKS.get(operation.name)
     return check(operation, module) if check else ""
+
+
+def whole_nbytes(operation: Any, module: ShardedModule) -> int:
+    """Return the bytes of the largest operand or result, gathered over the axis with the most devices."""
+    found = [0]
+    for value in (*operation.operands, *operation.results):
+        sizes = [math.prod(module.sizes[name] for name in axis_tuple(axis)) for axis in module.axes(value)]
+        found.append(module.nbytes(value) * max(sizes, default=1))
+    return max(found)
 
 
 def _crossed(dims: Iterable[int], value: Any, module: ShardedModule, what: str) -> str:

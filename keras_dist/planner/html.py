@@ -17,7 +17,14 @@ from keras_dist._support.html_tables import escaped, paragraph, table
 from keras_dist.distribution.device_blocks import picture_of
 from keras_dist.distribution.drawing import device_labels, devices_svg
 from keras_dist.distribution.plan import Row
-from keras_dist.distribution.render import layout_html, render_axes, render_bytes, render_seconds, render_shape
+from keras_dist.distribution.render import (
+    layout_html,
+    render_axes,
+    render_bytes,
+    render_interval,
+    render_seconds,
+    render_shape,
+)
 from keras_dist.files.drafts import write_file
 from keras_dist.jobs.job import is_chief
 
@@ -123,7 +130,7 @@ def _cards(report: PlanReport) -> str:
     cards = (
         (render_bytes(report.state.nbytes_per_device), "state on each device", "exact"),
         (f"\N{ALMOST EQUAL TO} {render_bytes(report.step.activation_nbytes)}", _INTERMEDIATE, "propagated"),
-        (render_bytes(sum(each.nbytes_per_step for each in report.step.collectives)), "moved in a step", "propagated"),
+        (render_interval(*report.step.moved_interval), "moved in a step", _tier(report)),
         (_in_units(report.step.flops), "FLOPs of a step on each device", "propagated"),
     )
     shown = (
@@ -131,6 +138,11 @@ def _cards(report: PlanReport) -> str:
         for value, label, tier in cards
     )
     return f'<div class="cards">{"".join(shown)}</div>'
+
+
+def _tier(report: PlanReport) -> str:
+    """Return the tier of collectives."""
+    return "estimate" if report.step.estimates else "propagated"
 
 
 def _in_units(number: float) -> str:
@@ -164,8 +176,7 @@ def _outline(report: PlanReport) -> Iterator[tuple[str, str, str]]:
     yield "Memory of each device by role", "", _bars(bars)
     *lines, total = report.collective_lines()
     moved = table(COLLECTIVE_HEADERS, lines, numbers=("turns", "bytes"), totals=[total])
-    tier = "estimate" if step.estimates else "propagated"
-    yield "Collectives of a step", tier, moved if lines else paragraph("Nothing moves.")
+    yield "Collectives of a step", _tier(report), moved if lines else paragraph("Nothing moves.")
     lines = report.difference_lines()
     compared = table(DIFFERENCE_HEADERS, lines, numbers=DIFFERENCE_HEADERS[2:])
     yield "Collectives, propagated and compiled", "", compared if lines else ""

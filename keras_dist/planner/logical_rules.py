@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -150,66 +149,47 @@ def edited_rules(rules: LayoutMap, rows: Sequence[Row], layouts: Layouts) -> Lay
     new rules replace it. If fewer rules are the result, all are new. Rules for activations and inputs are kept, unless
     they are in `layouts`, too.
     """
-    return _Edit(rules, [row for row in rows if not (row.rule or "").startswith(FOLLOWS)], layouts).best(layouts)
-
-
-class _Edit:
-    """Rules, and the layouts that weights shall have."""
-
-    def __init__(self, rules: LayoutMap, rows: Sequence[Row], layouts: Layouts) -> None:
-        self._rules, self._rows = rules, rows
-        self._wanted = {row.path: tuple(layouts.get(row.path, row.axes)) for row in rows}
-        self._unruled = {row.path: self._without_rule(row) for row in rows}
-
-    def _without_rule(self, row: Row) -> tuple[Axis, ...]:
-        """Return the layout of a weight that no rule matches: often the model has one."""
-        by_rule = row.rule is not None and row.rule.partition(", ")[0] in self._rules
-        return (None,) * len(row.shape) if by_rule else row.compute_axes
-
-    def best(self, layouts: Layouts) -> LayoutMap:
-        """Return the fewest rules, without those for activations that `layouts` leaves out."""
-        kept: dict[str, tuple[Axis, ...]] = {}
-        for rule, layout in self._rules.snapshot():
-            if names_tensor(rule):
-                kept |= {} if rule in layouts and rule not in self._wanted else {rule: layout.axes}
-            else:
-                kept |= self._edited(rule, layout.axes)
-        tensors = {rule: axes for rule, axes in kept.items() if names_tensor(rule)}
-        tried = [self._completed(each) for each in (kept, tensors)]
-        fitting = (each for each in tried if all(self._is_wanted(each, row) for row in self._rows))
-        return min(fitting, key=len, default=tried[-1])
-
-    def _edited(self, rule: str, axes: tuple[Axis, ...]) -> dict[str, tuple[Axis, ...]]:
-        """Return a rule, also for all blocks, with the layout of all weights that it matches; empty without such."""
-        for text in _variants(rule, is_path=any(rule in row.names for row in self._rows)):
-            matches = functools.partial(LayoutMap.matches, text)
-            rows = [row for row in self._rows if text in row.names or any(map(matches, row.names))]
-            found = {self._wanted[row.path] for row in rows}
+    rows = [row for row in rows if not (row.rule or "").startswith(FOLLOWS)]
+    wanted = {row.path: tuple(layouts.get(row.path, row.axes)) for row in rows}
+    kept: dict[str, tuple[Axis, ...]] = {}
+    for rule, layout in rules.snapshot():
+        if names_tensor(rule):
+            kept |= {} if rule in layouts and rule not in wanted else {rule: layout.axes}
+            continue
+        for text in _variants(rule, is_path=any(rule in row.names for row in rows)):
+            matched = [row for row in rows if any(text == name or LayoutMap.matches(text, name) for name in row.names)]
+            found = {wanted[row.path] for row in matched}
             if len(found) == 1:
-                (layout,) = found
-                is_needless = layout != axes and all(self._unruled[row.path] == layout for row in rows)
-                return {} if is_needless else {text: layout}
-        return {}
-
-    def _completed(self, kept: Layouts) -> LayoutMap:
-        """Return the kept rules with one for each weight, or weight of all blocks, that they leave out."""
-        edited = type(self._rules)(self._rules.device_mesh)
-        for rule, axes in kept.items():
-            edited[rule] = tuple(axes)
-        left = {row.path: self._wanted[row.path] for row in self._rows if not self._is_wanted(edited, row)}
-        for rule, axes in folded(left, [row.path for row in self._rows]).items():
+                is_needed = found == {layout.axes} or any({_unruled(row, rules)} != found for row in matched)
+                kept |= {text: found.pop()} if is_needed else {}
+                break
+    tried: list[LayoutMap] = []
+    for each in (kept, {rule: axes for rule, axes in kept.items() if names_tensor(rule)}):
+        edited = type(rules)(rules.device_mesh)
+        for rule, axes in each.items():
+            edited[rule] = axes
+        left = {row.path: wanted[row.path] for row in rows if _axes_by(edited, row, rules) != wanted[row.path]}
+        for rule, axes in folded(left, wanted).items():
             if rule not in edited:
                 edited[rule] = tuple(axes)
-        return edited
+        tried.append(edited)
+    fitting = (each for each in tried if all(_axes_by(each, row, rules) == wanted[row.path] for row in rows))
+    return min(fitting, key=len, default=tried[-1])
 
-    def _is_wanted(self, rules: LayoutMap, row: Row) -> bool:
-        """Whether rules give a weight its layout; not if they disagree."""
-        try:
-            rule = rules.match(row.path, row.names[1:])
-        except LayoutError:
-            return False
-        found = self._unruled[row.path] if rule is None else rules.rule_layout(rule).axes
-        return found == self._wanted[row.path]
+
+def _unruled(row: Row, rules: LayoutMap) -> tuple[Axis, ...]:
+    """Return the layout of a weight that no rule matches: often the model has one."""
+    by_rule = row.rule is not None and row.rule.partition(", ")[0] in rules
+    return (None,) * len(row.shape) if by_rule else row.compute_axes
+
+
+def _axes_by(edited: LayoutMap, row: Row, rules: LayoutMap) -> tuple[Axis, ...] | None:
+    """Return the layout of a weight by edited rules; None if they disagree."""
+    try:
+        rule = edited.match(row.path, row.names[1:])
+    except LayoutError:
+        return None
+    return _unruled(row, rules) if rule is None else edited.rule_layout(rule).axes
 
 
 def _variants(rule: str, is_path: bool) -> Iterator[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, overload
 
 from keras_dist._support.types import PyTree
 from keras_dist.data.arrays import ShapeSource
@@ -19,15 +20,18 @@ from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import KerasDistError, LayoutError, LayoutWarning
 from keras_dist.planner.costly_layouts import costly_layouts
 from keras_dist.planner.explanation import activations
+from keras_dist.planner.frontier import Frontier, find_frontier
+from keras_dist.planner.generation import GenerationReport, plan_generation
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.report import PlanReport
-from keras_dist.planner.search_result import code_of
+from keras_dist.planner.search_result import ConfigPart, code_of
 from keras_dist.planner.targets import Target, as_target, devices
-from keras_dist.planner.tracing import StepProgram, Traceable, forward_of, planning, trace_step
+from keras_dist.planner.tracing import Mode, StepProgram, Traceable, forward_of, planning, trace_step
 from keras_dist.planner.verdict import judge
 from keras_dist.training.activations import tensor_names
 
 
+@overload
 def plan(
     model_or_factory: Any,
     batch: PyTree,
@@ -41,9 +45,51 @@ def plan(
     compiles: bool = True,
     timeout_seconds: float = 600,
     flash_attention: bool = False,
-    config_lines: Callable[[Distribution], str] | None = None,
-) -> PlanReport:
-    """Report the layouts of a train step, its communication, and its costs.
+    mode: Mode = "train",
+    config_lines: Callable[[ConfigPart], str] | None = None,
+) -> PlanReport: ...
+@overload
+def plan(
+    model_or_factory: Any,
+    *,
+    distribution: Distribution | None = None,
+    target: str | Target | None = None,
+    compiles: bool = True,
+    timeout_seconds: float = 600,
+    generate: tuple[int, int, int],
+) -> GenerationReport: ...
+@overload
+def plan(
+    model_or_factory: Any,
+    batch: PyTree,
+    distribution: Distribution | None = None,
+    optimizer: Any = None,
+    loss: Any = None,
+    *,
+    target: str | Target,
+    compiles: bool = True,
+    timeout_seconds: float = 600,
+    search: Sequence[str],
+) -> Frontier: ...
+def plan(
+    model_or_factory: Any,
+    batch: PyTree = None,
+    distribution: Distribution | None = None,
+    optimizer: Any = None,
+    loss: Any = None,
+    target: str | Target | None = None,
+    *,
+    remat: str | None = None,
+    slot_memory: str | None = None,
+    compiles: bool = True,
+    timeout_seconds: float = 600,
+    flash_attention: bool = False,
+    mode: Mode = "train",
+    generate: tuple[int, int, int] | None = None,
+    search: Sequence[str] = (),
+    config_lines: Callable[[ConfigPart], str] | None = None,
+) -> PlanReport | GenerationReport | Frontier:
+    """Report the layouts of a train step, its communication, and its costs; or of `kd.generate`.
 
     Nothing is allocated or run, and the devices of the mesh need not exist: a model may be far larger than this
     machine. The report labels each figure with one of three tiers: *exact*, from the layout plan; *propagated*, from
@@ -67,7 +113,14 @@ def plan(
         flash_attention: whether the machine will compute attention by a kernel that does not store scores. The least
             time then leaves out the traffic of scores that the lowered step stores. Kernels in the step, such as those
             of `kd.pretrained`, need no such promise.
-        config_lines: returns the lines of a config for a distribution. Remedies are then such lines, and not Python.
+        mode: "test" for a step of `evaluate`, whose state is that of training.
+        generate: prompts, tokens of a prompt and new tokens: the report is then a `GenerationReport` of `kd.generate`,
+            with the bytes of the cache, and the least times of reading the prompts and of each new token.
+        search: some of "batch", "remat" and "offload": the report is then a `Frontier` of memory and time, of batches
+            that are halved and doubled until none fits, with and without `remat`, and with slots on the host. Those
+            that no other beats are compiled.
+        config_lines: returns the lines of a config for a distribution, or for tables such as
+            `{"training": {"micro_batches": 8}}`. Remedies are then such lines, and not Python.
 
     Raises:
         ConfigError: `target` is not a machine.
@@ -96,19 +149,24 @@ def plan(
     if machine is not None and distribution is None and not is_placed:
         distribution = DataParallel(DeviceMesh({"batch": machine.device_count}, devices=devices(machine)))
     platform = None if machine is None else machine.platform
-    chosen: Any = {"platform": platform, "remat": remat, "slot_memory": slot_memory}
+    compiling: Any = {"compiles": compiles, "timeout_seconds": timeout_seconds}
+    if generate is not None:
+        return plan_generation(model_or_factory, generate, distribution, machine, **compiling)
+    chosen: Any = {"platform": platform, "remat": remat, "slot_memory": slot_memory, "mode": mode}
 
-    def trace(distribution: Distribution | None) -> StepProgram:
-        return trace_step(model_or_factory, batch, distribution, optimizer, loss, **chosen)
+    def trace(distribution: Distribution | None, batch: PyTree = batch, **options: Any) -> StepProgram:
+        return trace_step(model_or_factory, batch, distribution, optimizer, loss, **{**chosen, **options})
 
+    if search:
+        return find_frontier(functools.partial(trace, distribution), batch, search, machine, **compiling)
     program = trace(distribution)
     step = propagate(program.lowered)
-    problems = (*program.state.problems, *costly_layouts(program, step, trace, config_lines or code_of))
+    costly = costly_layouts(program, step, trace, config_lines or code_of) if mode == "train" else ()
+    problems = (*program.state.problems, *costly)
     verdict = None
     if machine is not None:
-        options: dict[str, Any] = {"compiles": compiles, "timeout_seconds": timeout_seconds}
-        options |= {"flash_attention": flash_attention, "in_config": config_lines is not None}
-        verdict = judge(program, step, machine, **options)
+        advice: Any = {"flash_attention": flash_attention, "in_config": config_lines is not None}
+        verdict = judge(program, step, machine, **compiling, **advice)
     flash = ("flash attention: scores are not stored, and their traffic does not count",) * flash_attention
     notes = (*program.assumed, *flash), verdict, program.kernels, program.pipelines
     return PlanReport(program.state, program.batch, step, activations(program), problems, *notes)

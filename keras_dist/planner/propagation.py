@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -18,19 +18,19 @@ import numpy as np
 from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
 from keras_dist.distribution.mesh import axis_tuple
-from keras_dist.planner.backends import DTYPES, Kind, added_after_loop, moved_as
+from keras_dist.planner.backends import DTYPES, Kind, added_after_loop, arranges, moved_as
+from keras_dist.planner.estimates import RATES, Estimate, counted, interval_of
 from keras_dist.planner.exchanges import (
-    Estimate,
     Halo,
-    counted,
     doubt,
     estimate_at,
     halo_of,
     is_forced,
     jax_operation,
     products_of,
+    whole_nbytes,
 )
-from keras_dist.planner.peak_memory import peak_memory
+from keras_dist.planner.peak_memory import PeakMemory, peak_memory
 from keras_dist.planner.sharded_module import (
     ShardedModule,
     is_argument,
@@ -67,9 +67,9 @@ class Collective:
         is_asked: whether a constraint in the program asks for it: a layout rule of an activation, the gathered weights
             of a fully sharded layout, or `jax.lax.with_sharding_constraint`. True for all reductions.
         weight: path of the weight that is gathered; empty for any other array.
-        is_joined: whether its result is only added to an earlier reduction; on TPUs and GPUs XLA combines the two.
         places: positions in the mesh of the first group of devices; empty for groups of all devices along `axes`.
             Compiled programs may split axes, into exchanges inside of slices and over slices.
+        doubt: why XLA may exchange otherwise, a key of `RATES`; empty if it does not.
     """
 
     kind: Kind
@@ -81,13 +81,22 @@ class Collective:
     needed_by: str = ""
     is_asked: bool = True
     weight: str = ""
-    is_joined: bool = False
     places: tuple[int, ...] = ()
+    doubt: str = ""
 
     @property
     def nbytes_per_step(self) -> int:
         """Bytes of all turns."""
         return self.nbytes * max(self.turns, 1)
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        """Least and most bytes of all turns in XLA's program."""
+        return self.at(0).nbytes_per_step, self.at(1).nbytes_per_step
+
+    def at(self, end: int) -> Collective:
+        """Return the collective with the least bytes, or with the most if `end` is 1."""
+        return dataclasses.replace(self, nbytes=interval_of(self.nbytes, self.doubt, self.turns)[end])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +125,7 @@ class Propagated:
         dtype: element type of most of these FLOPs; empty without any.
         accessed_nbytes: bytes of arguments and results of the step, and of operands and results of matrix
             multiplications and convolutions: an estimate that takes all other operations as fused.
-        activation_nbytes: estimate of the peak bytes of intermediate results; see `planner.peak_memory`.
+        activation_nbytes: estimate of the peak bytes of intermediate results; see `memory`.
         estimates: operations whose collectives in XLA's program may differ; empty if all collectives are known.
         scores_nbytes: the part of `accessed_nbytes` that is scores of attention, (..., queries, keys), which kernels of
             flash attention do not store.
@@ -125,6 +134,7 @@ class Propagated:
             only its slice.
         opaque: operations whose memory is not in `activation_nbytes`, such as custom kernels.
         interface_nbytes: the part of `accessed_nbytes` that is arguments and results of the step.
+        memory: estimates of memory that verdicts bound.
     """
 
     collectives: tuple[Collective, ...]
@@ -138,10 +148,34 @@ class Propagated:
     sliced: tuple[tuple[int, tuple[str, ...]], ...] = ()
     opaque: tuple[str, ...] = ()
     interface_nbytes: int = 0
+    memory: PeakMemory = dataclasses.field(default_factory=PeakMemory)
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
         """Return the bytes of a step by kind and axes of the mesh."""
         return nbytes_by_axes(self.collectives)
+
+    def intervals(self) -> dict[tuple[Kind, tuple[str, ...]], tuple[int, int]]:
+        """Return the least and most bytes of a step in XLA's program by kind and axes of the mesh.
+
+        XLA may exchange estimates by another kind of collective, or along other axes.
+        """
+        most = nbytes_by_axes(each.at(1) for each in self.collectives)
+        least = nbytes_by_axes(
+            each.at(0) for each in self.collectives if not (each.doubt and RATES[each.doubt].may_change)
+        )
+        return {key: (least.get(key, 0), nbytes) for key, nbytes in most.items()}
+
+    @property
+    def moved_interval(self) -> tuple[int, int]:
+        """Least and most bytes that a device exchanges in a step of XLA's program; equal without estimates."""
+        least, most = (sum(each.interval[end] for each in self.collectives) for end in (0, 1))
+        return least, most + self.unknown_nbytes
+
+    @property
+    def unknown_nbytes(self) -> int:
+        """Most bytes of exchanges of estimates that are not in `collectives`."""
+        inside = sum(each.interval[1] for each in self.collectives if each.doubt)
+        return max(0, sum(each.most_nbytes for each in self.estimates) - inside)
 
     def traffic_nbytes(self, vector_nbytes: int) -> float:
         """Return the bytes read and written in main memory by a chip with this vector memory [bytes].
@@ -188,7 +222,7 @@ def propagate(lowered: jax.stages.Lowered) -> Propagated:
     return propagate_module(shardy.copy_of(lowered))
 
 
-def propagate_module(operation: Any) -> Propagated:
+def propagate_module(operation: Any, with_memory: bool = True) -> Propagated:
     """Propagate layouts through the operation of a module, whose arguments have shardings, and change it."""
     shardy.run_passes(operation, _TO_RESHARDS)
     # the next pass keeps nothing but locations: they note who needs a reshard, and whether a constraint asks for it
@@ -198,17 +232,44 @@ def propagate_module(operation: Any) -> Propagated:
         if inner.name == "sdy.reshard":
             user, (need, asked) = _chooser_of(inner, before), _need_of(inner, before.functions)
             if user is not None and not asked:
-                chosen.append(estimate_at(user, "needs other layouts of its operands, and XLA may exchange others"))
+                reason = "needs other layouts of its operands, and XLA may exchange others"
+                chosen.append(estimate_at(user, reason, "stack" if user.name in _PARTS else "reshard"))
             number = len(chosen) - 1 if user is not None and not asked else ""
             shardy.rename(inner, _SEPARATOR.join((name_of(inner), need, asked, f"{number}")))
     shardy.run_passes(operation, _TO_COLLECTIVES)
     module = ShardedModule(operation)
-    costs, peak = _Costs(module, chosen), peak_memory(module)
+    costs, peak = _Costs(module, chosen), peak_memory(module) if with_memory else PeakMemory()
     dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
-    figures = sum(costs.flops_by_dtype.values()), dtype, costs.accessed, peak.nbytes, counted(costs.estimates)
+    exchanges = list(_with_neighbours(costs.exchanges))
+    collectives = tuple(each for each, _ in exchanges if each is not None)
+    estimates = counted(each for _, each in exchanges if each is not None)
+    figures = sum(costs.flops_by_dtype.values()), dtype, costs.accessed, peak.nbytes, estimates
     repeated = tuple(Repeated(*key, flops) for key, flops in costs.repeated.items())
-    rest = costs.scores, repeated, tuple(costs.sliced), peak.opaque, costs.interface
-    return Propagated(tuple(costs.collectives), *figures, *rest)
+    rest = costs.scores, repeated, tuple(costs.sliced), peak.opaque, costs.interface, peak
+    return Propagated(collectives, *figures, *rest)
+
+
+_Exchange = tuple[Collective | None, Estimate | None]
+
+
+def _with_neighbours(exchanges: Sequence[_Exchange]) -> Iterator[_Exchange]:
+    """Mark collectives of layers for whose operands XLA may choose other layouts, or rotate shards."""
+    chosen = {layer for moved, _ in exchanges if moved and moved.doubt == "reshard" for layer in _layers(moved)}
+    rotated = {found.layer for moved, found in exchanges if found and not moved}
+    reason = "XLA may choose other layouts in this layer"
+    for moved, found in exchanges:
+        if moved and moved.doubt not in ("reshard", "stack"):
+            is_rotated = moved.kind == "collective_permute" and moved.layer in rotated
+            if is_rotated or not chosen.isdisjoint(_layers(moved, inside=True)):
+                moved = dataclasses.replace(moved, doubt="neighbour")
+                found = Estimate(moved.layer, moved.operation, reason, "", 1, *moved.interval, moved.doubt)
+        yield moved, found
+
+
+def _layers(moved: Collective, *, inside: bool = False) -> set[str]:
+    """Return the layers that compute and need an array, and those they are inside of."""
+    layers = {moved.layer, moved.needed_by} - {""}
+    return {path[: found.start()] for path in layers for found in re.finditer("/|$", path)} if inside else layers
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
@@ -271,20 +332,22 @@ class _Costs:
         """Shapes of softmax, by the sizes of their dims."""
         self._reduced: dict[Any, int] = {}
         """Results of all-reduces and sums of such, with the index of the first all-reduce."""
-        self.collectives: list[Collective] = []
+        self.exchanges: list[tuple[Collective | None, Estimate | None]] = []
         self.flops_by_dtype: collections.Counter[str] = collections.Counter()
         self.repeated: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
         self.sliced: dict[tuple[int, tuple[str, ...]], None] = {}
-        self.estimates: list[Estimate] = []
         main, self.scores = module.block("main"), 0
         self.accessed = self.interface = sum(map(module.nbytes, (*main.arguments, *returned_by(main))))
         self._walk(main, _Around())
 
-    def _walk(self, block: Any, around: _Around) -> None:
-        outside, self._reduced = self._reduced, {}  # a sum in a loop does not join exchanges before it
+    def _walk(self, block: Any, around: _Around, reduced: Mapping[Any, int] | None = None) -> list[int | None]:
+        """Add the costs of a block; return the indices of all-reduces whose sums it returns."""
+        outside, self._reduced = self._reduced, dict(reduced or {})  # a sum in a loop does not join exchanges before it
         for operation in block.operations:
             self._add(operation.operation, around)
+        found = [self._reduced.get(value) for value in returned_by(block)]
         self._reduced = outside
+        return found
 
     def _add(self, operation: Any, around: _Around) -> None:
         """Add the costs of an operation."""
@@ -292,8 +355,10 @@ class _Costs:
         self._add_inner(operation, around)
         if name in get_args(Kind):
             self._add_collective(name, operation, around)  # pyright: ignore[reportArgumentType]
-        elif operation.name in _ON_ONE_ARRAY and operation.operands[0] in self._reduced:
+        elif arranges(operation) and operation.operands[0] in self._reduced:
             self._reduced[operation.results[0]] = self._reduced[operation.operands[0]]
+        elif operation.name == "stablehlo.broadcast_in_dim" and _is_zero(operation.operands[0]):
+            self._reduced[operation.results[0]] = _ZERO
         elif operation.name == "stablehlo.add":
             self._join(operation)
         elif operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
@@ -311,7 +376,11 @@ class _Costs:
             self.sliced |= {} if argument is None else {(argument, self._axes_of(operation)): None}
         elif operation.name == "func.call":
             around = around._replace(layer=layer_in(name_of(operation)) or around.layer)
-            self._walk(self._module.block(text_of(operation.attributes["callee"])), around)
+            block = self._module.block(text_of(operation.attributes["callee"]))
+            given = zip(block.arguments, operation.operands, strict=True)
+            added = {value: self._reduced[each] for value, each in given if self._is_only_added(each)}
+            made = zip(operation.results, self._walk(block, around, added), strict=True)
+            self._reduced |= {value: first for value, first in made if first is not None}
         elif operation.name not in _REDUCTIONS:
             turns, divided = _turns(operation) if operation.name == "stablehlo.while" else 1, around.divided
             if name == "manual_computation":
@@ -339,33 +408,37 @@ class _Costs:
         """Add the exchanges inside of an operation that computes across shards."""
         found = halo_of(operation, self._module) if any(list(each.uses) for each in operation.results) else None
         if isinstance(found, Halo):
-            name = name_of(operation)
+            name, is_border = name_of(operation), operation.name == "stablehlo.convolution"
+            reason = "other convolutions may use the same borders of shards"
+            shared = estimate_at(operation, reason, "border") if is_border and self._module.platform != "cpu" else None
             made_by = layer_in(name) or around.layer, jax_operation(name)
-            self.collectives += (
-                Collective("collective_permute", found.axes, nbytes, around.turns, *made_by) for nbytes in found.nbytes
-            )
-            if operation.name == "stablehlo.convolution" and self._module.platform != "cpu":
-                found = "other convolutions may use the same borders of shards"
+            for nbytes in found.nbytes:
+                moved = Collective("collective_permute", found.axes, nbytes, around.turns, *made_by)
+                self._move(moved, shared, around)
         if reason := found if isinstance(found, str) else doubt(operation, self._module):
-            self._estimate(estimate_at(operation, reason), around)
+            whole = whole_nbytes(operation, self._module) * around.times
+            self._move(None, estimate_at(operation, reason), around, interval_of(whole, "other"))
 
-    def _estimate(self, found: Estimate, around: _Around) -> None:
-        self.estimates.append(dataclasses.replace(found, layer=found.layer or around.layer))
+    def _move(
+        self, moved: Collective | None, found: Estimate | None, around: _Around, interval: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Add a collective, or the interval of an unknown one, and its estimate."""
+        if found is not None:
+            moved = moved and dataclasses.replace(moved, doubt=found.kind)
+            least, most = moved.interval if moved else interval
+            layer = found.layer or around.layer
+            found = dataclasses.replace(found, layer=layer, least_nbytes=least, most_nbytes=most)
+        self.exchanges.append((moved, found))
 
     def _add_collective(self, kind: Kind, operation: Any, around: _Around) -> None:
-        found, number = self._collective(kind, operation, around)
-        kind = found.kind
+        found, estimate = self._collective(kind, operation, around)
         if not found.nbytes:
             return
-        if number:
-            self._estimate(self._chosen[int(number)], around)
-        if kind == "all_reduce" and self._module.platform != "cpu" and _is_statistic(operation.operands[0].owner):
-            reason = "XLA may exchange equal sums of batch statistics once"
-            self._estimate(estimate_at(operation.operands[0].owner.operation, reason), around)
+        kind = found.kind
         for axes in self._reduced_together(operation, found.axes) if kind == "all_reduce" else [found.axes]:
-            self.collectives.append(dataclasses.replace(found, axes=axes))
+            self._move(dataclasses.replace(found, axes=axes), estimate, around)
         if kind == "all_reduce":
-            self._reduced[operation.results[0]] = len(self.collectives) - 1
+            self._reduced[operation.results[0]] = len(self.exchanges) - 1
 
     def _reduced_together(self, reduction: Any, axes: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Return the axes of each all-reduce: XLA for CPUs reduces one dim of an operand after the other."""
@@ -380,31 +453,53 @@ class _Costs:
                 return [names for names in found if names]
         return [axes]
 
+    def _is_only_added(self, value: Any) -> bool:
+        return value in self._reduced and (self._reduced[value] == _ZERO or len(list(value.uses)) == 1)
+
     def _join(self, addition: Any) -> None:
-        """Mark the second of two all-reduces whose results are only added: XLA reduces their sum instead."""
-        if any(value not in self._reduced or len(list(value.uses)) > 1 for value in addition.operands):
+        """Leave out the second of two all-reduces that are only added: XLA reduces their sum, except on CPUs."""
+        if self._module.platform == "cpu" or not all(map(self._is_only_added, addition.operands)):
             return
         first, last = sorted(self._reduced[value] for value in addition.operands)
-        if first != last and self.collectives[first].axes == self.collectives[last].axes:
-            self.collectives[last] = dataclasses.replace(self.collectives[last], is_joined=True)
-            self._reduced[addition.results[0]] = first
+        if first != _ZERO and first != last:
+            (one, _), (other, _) = self.exchanges[first], self.exchanges[last]
+            if one is None or other is None or one.axes != other.axes:
+                return
+            self.exchanges[last] = None, None
+        self._reduced[addition.results[0]] = last if first == _ZERO else first
 
-    def _collective(self, kind: Kind, operation: Any, around: _Around) -> tuple[Collective, str]:
-        """Return a collective, and the number of the estimate of its reshard or an empty string."""
+    def _collective(self, kind: Kind, operation: Any, around: _Around) -> tuple[Collective, Estimate | None]:
+        """Return a collective, and its estimate if XLA may exchange otherwise."""
         given, made = self._module.nbytes(operation.operands[0]), self._module.nbytes(operation.results[0])
         name, *need = name_of(operation).split(_SEPARATOR)
         layer, made_by, axes = layer_in(name) or around.layer, jax_operation(name), self._axes_of(operation)
         late = added_after_loop(operation, self._module) if kind == "all_reduce" and around.turns != 1 else None
         moved = moved_as(kind, operation, late or operation.results[0], max(given, made), self._module)
+        turns, maker, estimate = around.outside if late else around.turns, operation.operands[0].owner, None
         if moved.doubt:
-            self._estimate(estimate_at(operation.operands[0].owner.operation, moved.doubt), around)
-        turns = around.outside if late else around.turns
+            estimate = estimate_at(maker.operation, moved.doubt, "small")
+        elif moved.kind == "all_reduce" and self._module.platform != "cpu" and _is_statistic(maker):
+            reason = "XLA may exchange equal sums of batch statistics once"
+            estimate = estimate_at(maker.operation, reason, "statistic")
+        elif moved.kind == "all_reduce" and self._has_small_operand(maker, axes):
+            estimate = estimate_at(maker.operation, "XLA may gather an operand instead of a larger sum", "product")
         found = Collective(moved.kind, axes, moved.nbytes, turns, layer, made_by)
         if len(need) != 3:
-            return found, ""
+            return found, estimate
         weight, is_asked = weight_in(need[0]), need[1] == _ASKED
         needed_by = layer_in(need[0]) or ("" if is_asked else around.layer)
-        return dataclasses.replace(found, needed_by=needed_by, is_asked=is_asked, weight=weight), need[2]
+        estimate = self._chosen[int(need[2])] if need[2] else estimate
+        return dataclasses.replace(found, needed_by=needed_by, is_asked=is_asked, weight=weight), estimate
+
+    def _has_small_operand(self, maker: Any, axes: tuple[str, ...]) -> bool:
+        """Whether arguments of a function are multiplied that are smaller than their product, as in unrolled loops."""
+        if is_argument(maker) or maker.operation.name != "stablehlo.dot_general":
+            return False
+        operands, shards = maker.operation.operands, math.prod(self._module.sizes[axis] for axis in axes)
+        is_inside = all(is_argument(each.owner) and each.owner.owner.operation.name == "func.func" for each in operands)
+        is_inside = is_inside and operands[0].owner != self._module.block("main")
+        made = self._module.nbytes(maker.operation.results[0])
+        return is_inside and shards * min(map(self._module.nbytes, operands)) < made
 
     def _axes_of(self, operation: Any) -> tuple[str, ...]:
         if operation.name == "sdy.collective_permute":
@@ -435,12 +530,14 @@ class _Costs:
         return 2 * products_of(operation, self._module)
 
 
+_PARTS = ("stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")
 _KERNELS = ("tpu_custom_call", "__cudnn$fmha")
 _NEEDS_ITS_LAYOUT = ("func.return", "stablehlo.return", "stablehlo.concatenate")
 """Users of reshards for which XLA was found to exchange as Shardy does."""
 _REDUCE_BY_DIMS = ("stablehlo.dot_general", "stablehlo.convolution", "stablehlo.reduce", "stablehlo.scatter")
 _AXES = ("reduction_axes", "gathering_axes", "reduce_scatter_axes", "slicing_axes", "params")
-_ON_ONE_ARRAY = ("stablehlo.reshape", "stablehlo.transpose", "stablehlo.convert")
+_ZERO = -1
+"""The index of sums of nothing."""
 _REDUCTIONS = (
     "stablehlo.reduce",
     "stablehlo.reduce_window",
@@ -479,6 +576,13 @@ def _turns(loop: Any) -> int:
         return 0
     by = _constant(step.operation.operands[1])
     return max(0, -(-(end - first) // by)) if by else 0
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether an array without dims is a constant zero."""
+    if is_argument(value.owner) or not value.owner.operation.name.endswith(".constant") or "complex" in str(value.type):
+        return False
+    return value.type.rank == 0 and "dense<0.0" in str(value.owner.operation.attributes["value"])
 
 
 def _constant(value: Any) -> int | None:

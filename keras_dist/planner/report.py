@@ -13,7 +13,7 @@ from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.pipelining import Pipeline
 from keras_dist.distribution.plan import LayoutPlan
-from keras_dist.distribution.render import layout_table, render_bytes
+from keras_dist.distribution.render import layout_table, render_bytes, render_interval
 from keras_dist.planner import html
 from keras_dist.planner.comparison import Comparison, compare
 from keras_dist.planner.explanation import Activation, Explanation, explain
@@ -31,7 +31,8 @@ class PlanReport:
         state: *exact*: layouts of parameters, statistics and optimizer slots.
         batch: *exact*: layouts of the batch.
         step: *propagated*: collectives and costs by JAX's partitioner Shardy. XLA's program moves the same bytes
-            unless `step.estimates` lists operations whose collectives may differ; the report then says *estimate*.
+            unless `step.estimates` lists operations whose collectives may differ. Bytes are then intervals, and the
+            report says *estimate*.
         activations: *propagated*: layouts of the outputs of submodules, and their reasons.
         problems: rules without effect, repeated work, and hidden reshards, which no rule asks for. If other rules were
             found that cost less, the first names the layout that costs most, and its `fix` is code with these rules.
@@ -105,6 +106,11 @@ class PlanReport:
             "verdict": None if self.verdict is None else self.verdict.to_dict(),
             "propagated": {
                 **dataclasses.asdict(self.step),
+                "moved_nbytes": list(self.step.moved_interval),
+                "moved": [
+                    {"kind": kind, "axes": list(axes), "nbytes": list(interval)}
+                    for (kind, axes), interval in self.step.intervals().items()
+                ],
                 "activations": [dataclasses.asdict(each) for each in self.activations],
             },
             "problems": [dataclasses.asdict(each) for each in self.problems],
@@ -178,9 +184,14 @@ class PlanReport:
         headers, lines = html.DIFFERENCE_HEADERS, self.difference_lines()
         compared = [Table("Bytes of collectives of a step", headers, numbers=headers[2:], rows=[*lines])] * bool(lines)
         notes = [] if self.verdict is None else [str(self.verdict)]
+        if self.verdict is not None and self.verdict.limit_nbytes:
+            notes.append(
+                f"save: copies at most {render_bytes(self.verdict.snapshot_nbytes)} to the memory of each host"
+            )
         for each, fix in zip(self.problems, html.fixes_once(self.problems), strict=True):
             notes.append(f"warning: {each.summary} ({each.given})" + (f": {fix}" if fix else ""))
-        notes += [f"estimate: {each}" for each in step.estimates[:_MOST_ESTIMATES]]
+        largest = sorted(step.estimates, key=lambda each: -each.most_nbytes)
+        notes += [f"estimate: {each}" for each in largest[:_MOST_ESTIMATES]]
         if more := len(step.estimates) - _MOST_ESTIMATES:
             notes += [f"estimate: {more} more operations"] * (more > 0)
         notes += [f"kernel: {text}" for text in self.kernels]
@@ -213,24 +224,30 @@ class PlanReport:
         compiled = self.verdict and self.verdict.compiled
         if not compiled or compiled.note:
             return []
-        propagated, real = self.step.nbytes_by_axes(), compiled.nbytes_by_axes()
+        propagated, real, intervals = self.step.nbytes_by_axes(), compiled.nbytes_by_axes(), self.step.intervals()
         lines: list[tuple[str, ...]] = []
         for key in sorted({*propagated, *real}):
             one, other = propagated.get(key, 0), real.get(key, 0)
             differs = "none" if one == other else f"{other / one - 1:+.1%}" if one else "not propagated"
-            lines.append((key[0], ", ".join(key[1]), render_bytes(one), render_bytes(other), differs))
+            interval = render_interval(*intervals.get(key, (0, 0)))
+            lines.append((key[0], ", ".join(key[1]), interval, render_bytes(other), differs))
         return lines
 
     def collective_lines(self) -> list[tuple[str, ...]]:
-        """Return lines of kind, axes, layer, operation, turns and bytes of collectives; the last line is the total."""
+        """Return lines of kind, axes, layer, operation, turns and bytes of collectives; the last line is the total.
+
+        Bytes of estimates are intervals. XLA may exchange them by another kind of collective.
+        """
         grouped: dict[tuple[str, ...], list[int]] = {}
         for each in self.step.collectives:
             key = each.kind, ", ".join(each.axes), each.layer or "-", each.operation
-            turns, nbytes = grouped.get(key, [0, 0])
-            grouped[key] = [turns + each.turns, nbytes + each.nbytes_per_step]
-        largest = sorted(grouped.items(), key=lambda item: -item[1][1])
-        lines = [(*key, f"{turns}", render_bytes(nbytes)) for key, (turns, nbytes) in largest[:_MOST_LINES]]
-        if rest := largest[_MOST_LINES:]:
-            lines.append((f"{len(rest)} more", "", "", "", "", render_bytes(sum(nbytes for _, (_, nbytes) in rest))))
-        total = sum(each.nbytes_per_step for each in self.step.collectives)
-        return [*lines, ("total", "", "", "", "", render_bytes(total))]
+            sums = zip(grouped.get(key, (0, 0, 0)), (each.turns, *each.interval), strict=True)
+            grouped[key] = [one + other for one, other in sums]
+        largest = sorted(grouped.items(), key=lambda item: -item[1][2])
+        lines = [(*key, f"{turns}", render_interval(*nbytes)) for key, (turns, *nbytes) in largest[:_MOST_LINES]]
+        if rest := [figures for _, figures in largest[_MOST_LINES:]]:
+            nbytes = (sum(figures[place] for figures in rest) for place in (1, 2))
+            lines.append((f"{len(rest)} more", "", "", "", "", render_interval(*nbytes)))
+        if unknown := self.step.unknown_nbytes:
+            lines.append(("unknown", "", "", "", "", render_interval(0, unknown)))
+        return [*lines, ("total", "", "", "", "", render_interval(*self.step.moved_interval))]

@@ -27,17 +27,20 @@ class Roofline:
         compute_seconds: matrix multiplications and convolutions.
         memory_seconds: reads and writes of memory.
         communication_seconds: collectives, one after the other, by axes of the mesh.
+        host_seconds: transfer from the memory of the host, and back at the same time.
     """
 
     compute_seconds: float
     memory_seconds: float
     communication_seconds: Mapping[Axes, float]
+    host_seconds: float = 0.0
 
     @property
     def seconds_by_resource(self) -> dict[str, float]:
-        """Seconds of `compute`, `memory`, and `communication over data` for each axis."""
+        """Seconds of `compute`, `memory`, `communication over data` for each axis, and `transfer from the host`."""
         over = {f"communication over {', '.join(axes)}": time for axes, time in self.communication_seconds.items()}
-        return {"compute": self.compute_seconds, "memory": self.memory_seconds, **over}
+        host = {"transfer from the host": self.host_seconds} if self.host_seconds else {}
+        return {"compute": self.compute_seconds, "memory": self.memory_seconds, **over, **host}
 
     @property
     def bottleneck(self) -> str:
@@ -47,13 +50,17 @@ class Roofline:
 
     @property
     def step_seconds(self) -> float:
-        """`max(compute, memory, sum of communication)`: a lower bound, with full overlap."""
-        return max(self.compute_seconds, self.memory_seconds, sum(self.communication_seconds.values()))
+        """`max(compute, memory, host, sum of communication)`: a lower bound, with full overlap."""
+        return max(self._seconds_inside, sum(self.communication_seconds.values()))
 
     @property
     def serial_step_seconds(self) -> float:
-        """`max(compute, memory) + sum of communication`: the time of a step that waits for each collective."""
-        return max(self.compute_seconds, self.memory_seconds) + sum(self.communication_seconds.values())
+        """`max(compute, memory, host) + sum of communication`: the time of a step that waits for each collective."""
+        return self._seconds_inside + sum(self.communication_seconds.values())
+
+    @property
+    def _seconds_inside(self) -> float:
+        return max(self.compute_seconds, self.memory_seconds, self.host_seconds)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the times as plain values for JSON."""
@@ -70,12 +77,12 @@ def roofline(
     collectives: Iterable[Collective],
     dtype: str = "bfloat16",
     devices: Sequence[str] | None = None,
+    host_nbytes: float = 0,
 ) -> Roofline:
     """Return the least time of a step on a target.
 
     `F` FLOPs and `B` bytes of a device take `F / peak` and `B / bandwidth` of its chip, which all devices of the chip
-    share. A collective takes `collective_seconds` in each turn. Reductions whose results are only added count once on
-    TPUs and GPUs, where XLA combines them.
+    share. A collective takes `collective_seconds` in each turn.
 
     Args:
         target: a machine, or its name.
@@ -86,6 +93,7 @@ def roofline(
         dtype: element type of the products: `bfloat16`, `float32` or `int8`.
         devices: names of the devices, in the order of the mesh. By default, and for devices of another machine, the
             default order of the target for a mesh of this shape.
+        host_nbytes: bytes that one device reads from the memory of its host in a step, and writes back.
 
     Raises:
         UnknownNameError, ConfigError: `target` is not the name of a machine.
@@ -105,7 +113,7 @@ def roofline(
     machine = as_target(target)
     chip = machine.chip
     mesh = check_axis_sizes("mesh", mesh, MeshError)
-    for name, value in (("flops", flops), ("accessed_nbytes", accessed_nbytes)):
+    for name, value in (("flops", flops), ("accessed_nbytes", accessed_nbytes), ("host_nbytes", host_nbytes)):
         check_number(name, value, 0, example=1e12)
     collectives = list(collectives) if isinstance(collectives, Iterable) else [collectives]
     if not all(isinstance(each, Collective) for each in collectives):
@@ -114,8 +122,6 @@ def roofline(
     places = places_in_mesh(machine, tuple(mesh.values()), devices)
     seconds: dict[Axes, float] = {}
     for each in collectives:
-        if each.is_joined and machine.platform != "cpu":
-            continue
         group = [places.flat[place] for place in each.places] or group_of(places, tuple(mesh), each.axes)
         once = collective_seconds(machine, each.kind, each.nbytes, group)
         seconds[each.axes] = seconds.get(each.axes, 0.0) + once * max(each.turns, 1)
@@ -123,6 +129,7 @@ def roofline(
         compute_seconds=flops * chip.devices / chip.flops_per_second[dtype],
         memory_seconds=accessed_nbytes * chip.devices / chip.hbm_bytes_per_second,
         communication_seconds=seconds,
+        host_seconds=host_nbytes * chip.devices / chip.host_bytes_per_second,
     )
 
 

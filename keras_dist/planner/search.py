@@ -205,11 +205,8 @@ class Search:
     ) -> Candidate:
         moved = sum(each.nbytes_per_step for each in step.collectives)
         figures = step_seconds(sizes, step, self.target), state, step.activation_nbytes, moved
-        is_fully = kind.pop("fully_sharded", False)
-        platform = self.target.platform
-        is_undone = platform == "cpu" and self.remat is not None  # by XLA for CPUs, with memory by depth
-        most = None if step.opaque or is_undone else state + bound_nbytes(platform, step)
-        doubts = sum(each.count for each in step.estimates)
+        is_fully, doubts = kind.pop("fully_sharded", False), sum(each.count for each in step.estimates)
+        most = None if step.opaque else state + bound_nbytes(self.target.platform, step)
         known: Any = {"remat": self.remat, "doubts": doubts, "most_nbytes": most, **kind}
         found = Candidate(dict(sizes), dict(rules), is_fully, *figures, **known)
         self.candidates.append(found)

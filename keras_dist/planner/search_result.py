@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from keras_dist._support.text_tables import Table, render
@@ -123,8 +123,16 @@ class SearchResult:
         return "\n".join([*lines, ""])
 
 
-def toml_of(distribution: Distribution) -> str:
-    """Return the table `distribution` of a config file, without options that do not change layouts."""
+ConfigPart = Distribution | Mapping[str, Mapping[str, Any]]
+"""Part of a config: a distribution, or tables of options."""
+
+
+def toml_of(part: ConfigPart) -> str:
+    """Return the table `distribution` of a config file, or other tables."""
+    if isinstance(part, Mapping):
+        lines = (line for name in part for line in (f"[{name}]", *map(_line, part[name].items())))
+        return "\n".join(lines)
+    distribution = part
     strategies = {FullySharded: "fully_sharded", DataParallel: "data_parallel"}
     strategy = strategies.get(type(distribution), "model_parallel")
     lines = ["[distribution]", f"strategy = {_quoted(strategy)}"]
@@ -134,6 +142,7 @@ def toml_of(distribution: Distribution) -> str:
         lines.append(f"axis = {_quoted(distribution.axis)}")
     if isinstance(distribution, DataParallel) and distribution.shard_optimizer:
         lines.append("shard_optimizer = true")
+    lines += [_line(option) for option in options_of(distribution).items() if option[0] in _OPTIONS]
     rules = () if distribution.layout_map is None else distribution.layout_map.snapshot()
     lines += ["", "[distribution.layout]"] if rules else []
     for rule, layout in rules:
@@ -141,8 +150,12 @@ def toml_of(distribution: Distribution) -> str:
     return "\n".join(lines)
 
 
-def code_of(distribution: Distribution) -> str:
-    """Return Python code that creates a distribution on `mesh`."""
+def code_of(part: ConfigPart) -> str:
+    """Return Python code that creates a distribution on `mesh`, or that compiles with options of training."""
+    if isinstance(part, Mapping):
+        options = (f"{name}={value!r}" for table in part.values() for name, value in table.items())
+        return f"compile(..., {', '.join(options)})"
+    distribution = part
     if isinstance(distribution, DataParallel):
         return f"distribution = kd.DataParallel(mesh{', shard_optimizer=True' * distribution.shard_optimizer})"
     rules = () if distribution.layout_map is None else distribution.layout_map.snapshot()
@@ -284,6 +297,15 @@ def _moved(collectives: Sequence[Collective]) -> str:
 
 def _joined(axes: Axis) -> str:
     return "+".join(axis_tuple(axes))
+
+
+_OPTIONS = ("min_size_bytes", "strict", "sequence_axis")
+"""Options of a strategy that a config has."""
+
+
+def _line(option: tuple[str, Any]) -> str:
+    name, value = option
+    return f"{name} = {_quoted(value)}"
 
 
 def _quoted(value: Any) -> str:

@@ -52,7 +52,7 @@ class ShardedModule:
             if sharding is not None:
                 dims = zip(shape, sharding.dimension_shardings, strict=True)
                 shape = [-(-size // self._shards(dim)) for size, dim in dims]
-            each = _element_bytes(str(kind.element_type)) if hasattr(kind, "element_type") else 0
+            each = element_nbytes(str(kind.element_type)) if hasattr(kind, "element_type") else 0
             self._shards_of[key] = shape, math.prod(shape) * each
         return self._shards_of[key]
 
@@ -194,7 +194,8 @@ def text_of(attribute: Any) -> str:
     return str(attribute).strip('"@')
 
 
-def _element_bytes(name: str) -> int:
+def element_nbytes(name: str) -> int:
+    """Return the bytes of an element of this type of MLIR, such as `bf16`."""
     bits = re.search(r"\d+", name)
     size = 1 if bits is None else int(bits[0]) / 8
     return math.ceil(2 * size if name.startswith("complex") else size)

@@ -1,6 +1,7 @@
 """Machines to plan for, whose devices need not exist, `target("v5e:4x4")`, with the published figures of their chips.
 
-All bandwidths are of one chip, in one direction: half of a published sum of both directions.
+All bandwidths are of one chip, in one direction: half of a published sum of both directions. To the host, TPUs have 16
+GB/s, v6e 32 (How To Scale Your Model; tpu7x is taken as v6e), and GPUs 32 or 64 (PCIe 4 and 5, data sheets).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Chip:
         kind: `device_kind` of its devices in JAX; empty for CPUs.
         vector_nbytes: bytes of the vector memory (VMEM) of a TPU's core, in which XLA keeps arrays between operations;
             as `get_tpu_info` of `jax.experimental.pallas.tpu` has them.
+        host_bytes_per_second: bandwidth to the memory of the host (PCIe).
     """
 
     name: str
@@ -64,6 +66,7 @@ class Chip:
     source: str = ""
     kind: str = ""
     vector_nbytes: int = 0
+    host_bytes_per_second: float = 16e9
 
 
 def _flops(bfloat16: float, int8: float | None = None, float32: float | None = None) -> dict[str, float]:
@@ -105,32 +108,36 @@ _ALL = (
     ),
     Chip(
         "v6e", "tpu", 32 * _GIB, _flops(918e12, 1836e12), 1638e9, 100e9, 12.5e9, 2, 16, 1, kind="TPU v6 lite",
-        vector_nbytes=128 * _MIB,
+        vector_nbytes=128 * _MIB, host_bytes_per_second=32e9,
         source=f"{_CLOUD}v6e and {_CLOUD}tpu7x: 918 TFLOP/s, 1836 TOP/s, 32 GB, 1638 GB/s, 800 GB/s over 4 links in "
         "both directions, 100 Gbit/s of network",
     ),
     Chip(
         "tpu7x", "tpu", 192 * _GIB, _flops(2307e12), 7380e9, 100e9, 12.5e9, 3, 4, 2, kind="TPU7x",
-        vector_nbytes=64 * _MIB,
+        vector_nbytes=64 * _MIB, host_bytes_per_second=32e9,
         source=f"{_CLOUD}tpu7x: 2307 TFLOP/s (4614 of 8-bit floats), 192 GiB, 7380 GB/s, 1200 GB/s over 6 links in "
         "both directions, 100 Gbit/s of network",
     ),
     Chip(
         "a100", "cuda", 79 * _GIB, _flops(312e12, 624e12, 156e12), 2039e9, 300e9, 25e9, kind="NVIDIA A100-SXM4-80GB",
+        host_bytes_per_second=32e9,
         source="NVIDIA A100 Tensor Core GPU data sheet (SXM, 80 GB): 312 TFLOP/s, TF32 156, 624 TOP/s, 2039 GB/s, "
         "NVLink 600 GB/s in both directions; DGX A100 data sheet: 8 cards of 200 Gbit/s",
     ),
     Chip(
         "h100", "cuda", 79 * _GIB, _flops(989e12, 1979e12, 494e12), 3350e9, 450e9, 50e9, kind="NVIDIA H100 80GB HBM3",
+        host_bytes_per_second=64e9,
         source="NVIDIA H100 Tensor Core GPU data sheet (SXM): 989 TFLOP/s, TF32 494, 1979 TOP/s (half of what it says "
         f"for sparse ones), 3.35 TB/s, NVLink 900 GB/s in both directions; {_SCALING}gpus: 8 cards of 400 Gbit/s",
     ),
     Chip(
         "h200", "cuda", 141 * _GIB, _flops(989e12, 1979e12, 494e12), 4800e9, 450e9, 50e9, kind="NVIDIA H200",
+        host_bytes_per_second=64e9,
         source="NVIDIA H200 Tensor Core GPU data sheet (SXM): as H100, 141 GB, 4.8 TB/s",
     ),
     Chip(
         "b200", "cuda", 178 * _GIB, _flops(2250e12, 4500e12, 1125e12), 8000e9, 900e9, 50e9, kind="NVIDIA B200",
+        host_bytes_per_second=64e9,
         source="NVIDIA DGX B200 data sheet: 1440 GB and 64 TB/s for 8 GPUs, NVLink 1.8 TB/s in both directions; "
         f"{_SCALING}gpus: 2.25 PFLOP/s, 4.5 POP/s, 400 GB/s of network a host",
     ),

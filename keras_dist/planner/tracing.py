@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Mapping
-from typing import Any, Protocol, runtime_checkable
+import re
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist._support.arguments import argument_error, check_option
+from keras_dist._support.dim_names import LAYERS
 from keras_dist._support.signatures import takes
 from keras_dist._support.types import PyTree
 from keras_dist._unstable import jaxprs
@@ -31,7 +33,7 @@ from keras_dist.distribution.plan import LayoutPlan, make_row
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import kernels_noted, traced_in
-from keras_dist.distribution.variables import leaf_paths
+from keras_dist.distribution.variables import VariableSpec, leaf_paths
 from keras_dist.errors import DataError, ModelError, shorten, with_type
 from keras_dist.layers.base.module_precision import precision_of_modules
 from keras_dist.losses import Loss
@@ -49,13 +51,15 @@ from keras_dist.training.step import Forward
 from keras_dist.training.step_runner import StepRunner
 from keras_dist.training.uneven_rows import rows_multiple
 
+Mode = Literal["train", "test"]
+
 OPTIMIZER = "adam"
 """The optimizer of steps of models that were not compiled."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepProgram:
-    """A train step, lowered for a mesh.
+    r"""A train step, lowered for a mesh.
 
     Attributes:
         lowered: the program.
@@ -70,6 +74,7 @@ class StepProgram:
         keeps_data: whether `fit` may keep a small dataset on the devices.
         pipelines: schedules of stacks of layers.
         stages: stacks of layers that are sharded over stages and, without `micro_batches`, not pipelined.
+        blocks: a `remat` for the blocks that the model repeats, such as `blocks/\d+`; None without any.
     """
 
     lowered: jax.stages.Lowered
@@ -83,6 +88,7 @@ class StepProgram:
     ahead_nbytes: int = 0
     keeps_data: bool = True
     stages: tuple[Pipeline, ...] = ()
+    blocks: str | None = None
 
 
 @runtime_checkable
@@ -105,6 +111,7 @@ def trace_step(
     platform: str | None = None,
     remat: str | None = None,
     slot_memory: str | None = None,
+    mode: Mode = "train",
 ) -> StepProgram:
     """Trace and lower the train step of a model. Nothing is allocated, and the devices of the mesh need not exist.
 
@@ -117,6 +124,7 @@ def trace_step(
         platform: platform to lower for: `"cpu"`, `"tpu"`, `"cuda"`. By default the platform of the mesh.
         remat: replaces `remat` of `compile`.
         slot_memory: replaces `slot_memory` of `compile`.
+        mode: "train", or "test" for the step of `evaluate`.
 
     Raises:
         DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
@@ -136,10 +144,12 @@ def trace_step(
         forward, config = forward_of(model_or_factory, source.x, distribution)
         if remat is not None:
             forward = dataclasses.replace(forward, remat=resolve_remat(remat))
+            if forward.remat is not None:
+                forward.remat.check(forward.graph.described())
         if slot_memory is not None:
             kind = check_option("slot_memory", slot_memory, ("pinned_host",))
             config = dataclasses.replace(config, options=dataclasses.replace(config.options, slot_memory=kind))
-        return _lowered(source, forward, config, optimizer, loss)
+        return _lowered(source, forward, config, optimizer, loss, check_option("mode", mode, get_args(Mode)))
 
 
 def _check_has_arrays(batch: PyTree) -> None:
@@ -191,7 +201,9 @@ def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tupl
     return Forward(graph=graph, distribution=placed, seed=0, precision=precision), CompileConfig()
 
 
-def _lowered(source: ShapeSource, forward: Forward, config: CompileConfig, optimizer: Any, loss: Any) -> StepProgram:
+def _lowered(
+    source: ShapeSource, forward: Forward, config: CompileConfig, optimizer: Any, loss: Any, mode: Mode
+) -> StepProgram:
     graph, distribution = forward.graph, forward.distribution
     plan = distribution.plan_variables(graph.specs, graph.treedef)
     cell, _ = StateCell.of_own_module(graph, plan, plan.shapes)
@@ -203,7 +215,7 @@ def _lowered(source: ShapeSource, forward: Forward, config: CompileConfig, optim
     forward = dataclasses.replace(forward, plan=plan, tables=config.tables, **options)
     step_runner = StepRunner(cell, forward, config)
     with naming_scopes(), kernels_noted() as kernels, pipelines_noted() as pipelines:
-        lowered = step_runner.lower_train(source)
+        lowered = step_runner.lower(source, mode)
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)
     rows = batch.rows[0].shape[0]
     if rows != source.length:
@@ -213,11 +225,26 @@ def _lowered(source: ShapeSource, forward: Forward, config: CompileConfig, optim
     named = tuple(paths[index] for index in jaxprs.arguments_kept(lowered))
     options = config.options
     ahead = (options.prefetch * (options.steps_per_execution or 1) - 1) * batch.nbytes_per_device
-    ahead += 0 if options.donate else state.nbytes_per_device
+    ahead += 0 if options.donate or mode == "test" else state.nbytes_per_device
     run = tuple(each for each in pipelines if each.micro_batches)
     stages = tuple(each for each in pipelines if not each.micro_batches)
-    notes = tuple(kernels), run, ahead, options.steps_per_execution != 1, stages
+    notes = tuple(kernels), run, ahead, options.steps_per_execution != 1, stages, _blocks_of(graph.specs)
     return StepProgram(lowered, state, batch, named, assumed, distribution, *notes)
+
+
+def _blocks_of(specs: Iterable[VariableSpec]) -> str | None:
+    """Return a `remat` for modules of modules that a model repeats, numbered or in stacks."""
+    numbered, stacked = dict[str, set[str]](), set[str]()
+    for spec in specs:
+        *parts, _ = spec.path.split("/")
+        number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
+        if spec.dim_names[:1] == (LAYERS,):
+            stacked.add("/".join(parts[:-1]))
+        elif number is not None and len(parts) > number + 1:
+            numbered.setdefault("/".join([*map(re.escape, parts[:number]), r"\d+"]), set()).add(parts[number])
+    found = [rule for rule, blocks in numbered.items() if len(blocks) > 1]
+    found += [re.escape(one) for one in sorted(stacked) if one and not any(one.startswith(f"{of}/") for of in stacked)]
+    return "|".join(found) or None
 
 
 def _completed(

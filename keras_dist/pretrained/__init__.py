@@ -20,8 +20,9 @@ from keras_dist.pretrained.decoder import Decoder
 from keras_dist.pretrained.encoder import Encoder
 from keras_dist.pretrained.family import Family, register_family
 from keras_dist.pretrained.folder import describe, load, save
-from keras_dist.pretrained.generation import CachedModel, generate
+from keras_dist.pretrained.generation import generate
 from keras_dist.pretrained.rules import rules
+from keras_dist.training.generation import CachedModel
 
 __all__ = [
     "AttentionConfig",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -102,7 +101,7 @@ class BuiltModule:
             state = self.cell.state
             given = [leaves[index] for index in arrays]
             masks = [getattr(array, "_keras_mask", None) for array in given]
-            placed = jax.tree.map(self._placed, (given, masks))
+            placed = jax.tree.map(self.placed, (given, masks))
             found = program(state.trainable, state.rest, self.next_draw(), *placed)
             if is_checked:
                 error, found = found
@@ -123,19 +122,8 @@ class BuiltModule:
 
         The program is compiled once for each key and for shapes of operands; `donated` operands are consumed.
         """
-
-        def program(trainable: PyTree, rest: PyTree, *operands: PyTree) -> PyTree:
-            def call(trainable: PyTree, rest: PyTree) -> PyTree:
-                module = self.forward.module(trainable, rest)
-                if not isinstance(module, Layer):
-                    module.eval()
-                with call_context.entered(False, anew=True):
-                    return run(module, *operands)
-
-            trace = functools.partial(self.forward.gathering, call, trainable, rest, operands)
-            return traced_in(self.distribution, None, trace, (trainable, rest, operands))
-
         if key not in self._programs:
+            program = self.forward.in_evaluation(run)
             self._programs[key] = jax.jit(program, donate_argnums=[place + 2 for place in donated])
         with self.cell.lock:
             state = self.cell.state
@@ -258,7 +246,7 @@ class BuiltModule:
             return self.cell.is_trained(path)
         return self.trainability.is_trainable(self.cell.row(path).path)
 
-    def _placed(self, array: Any) -> Any:
+    def placed(self, array: Any) -> Any:
         """Place an array on the model's devices; rows over the batch axis, if that divides them."""
         if is_traced(array):
             return array

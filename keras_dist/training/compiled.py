@@ -174,11 +174,12 @@ class CompiledSteps:
         check_names(accumulators)
         return accumulators
 
-    def lower_train(self, step: LoggingStep, state: Flat, logs: Any, batch: Batch) -> Any:
-        """Lower the train program, for reports on its memory and collectives."""
-        program = self._train_program(step, execution_of(batch))
+    def lower(self, mode: str, step: LoggingStep, state: Flat, logs: Any, batch: Batch) -> Any:
+        """Lower a program, for reports on its memory and collectives."""
+        execution, draw = execution_of(batch), (Draw.begun(0, 0),) * (mode == "test")
+        program = (self._test_program if draw else self._train_program)(step, execution)
         program = program if self._options.jit else jax.jit(program)
-        return self._traced(batch.rows, lambda: self._lowered(program, (state, logs, batch.arrays)))
+        return self._traced(batch.rows, lambda: self._lowered(program, (state, logs, *draw, batch.arrays)))
 
     def _prepared(
         self, mode: str, step: Any, execution: Execution, expected: Expected, *before: Any, needs_all: bool = True

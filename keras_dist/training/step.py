@@ -24,6 +24,7 @@ from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.distribution.pipelining import pipelining
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Layer
 from keras_dist.layers.base.module_precision import cast_floats, compute_under
@@ -165,6 +166,22 @@ class Forward:
         if lookups is not None:
             lookups.indices = indices
         return tuple(found)
+
+    def in_evaluation(self, run: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """Return `program(trainable, rest, *operands)`: `run(module, *operands)` of the module in evaluation mode."""
+
+        def program(trainable: PyTree, rest: PyTree, *operands: PyTree) -> PyTree:
+            def call(trainable: PyTree, rest: PyTree) -> PyTree:
+                module = self.module(trainable, rest)
+                if not isinstance(module, Layer):
+                    module.eval()
+                with call_context.entered(False, anew=True):
+                    return run(module, *operands)
+
+            trace = functools.partial(self.gathering, call, trainable, rest, operands)
+            return traced_in(self.distribution, None, trace, (trainable, rest, operands))
+
+        return program
 
     def gathering(self, call: Callable[[Any, Any], Any], trainable: PyTree, rest: PyTree, batch: PyTree) -> Any:
         """Call `call(trainable, rest)` with variables gathered where they are used (traced)."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -279,12 +279,12 @@ class StepRunner:
             outputs, _ = self._predict_dispatch(self._predict_step(None), draw, local=local)(execution_of(batch))
             return of_one_batch(real_outputs(batch.rows, outputs))
 
-    def lower_train(self, source: ArraySource | ShapeSource) -> PyTree:
-        """Lower the train program for all rows of `source` as one batch."""
-        self._check_targets(source)
+    def lower(self, source: ArraySource | ShapeSource, mode: Literal["train", "test"] = "train") -> PyTree:
+        """Lower the program of a mode for all rows of `source` as one batch."""
+        (self._check_targets if mode == "train" else self._check_measurable)(source)
         batch = self._placement.whole(source)
-        program = self._logged_step("train", lambda: batch)
-        return self._compiled.lower_train(program.step, self._cell.arrays, program.zeros, batch)
+        program = self._logged_step(mode, lambda: batch)
+        return self._compiled.lower(mode, program.step, self._cell.arrays, program.zeros, batch)
 
     def _check_agreement(self, about: str, examples: Examples, further: Fingerprint | None = None) -> None:
         """Check that all processes of the job run the same steps on data of the same shapes."""

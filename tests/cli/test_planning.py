@@ -103,6 +103,14 @@ def test_plan_says_what_a_step_needs(config, capsys):
     assert found["exact"]["mesh"]["shape"] == [2, 4] and found["exact"]["nbytes_by_role"]["parameter"] > 0
 
 
+def test_plan_searches_batches(config, capsys):
+    search = ["--search", "batch", "--search", "remat", "--no-compile"]
+    assert commands.run("plan", config, "--target", "v5e:2x4", *search) == 0
+    assert "best that fits: " in capsys.readouterr().out
+    assert commands.run("plan", config, *search) == 2
+    assert "needs a target whose memory limits the batch" in capsys.readouterr().err
+
+
 def test_a_plan_that_does_not_fit_ends_with_1(config, capsys):
     wide = ["--set", 'model={name = "rows:model", width = 2_000_000_000}', "--mesh", "data=4,model=2"]
     assert commands.run("plan", config, "--target", "v5e:2x4", "--no-compile", *wide) == 1
@@ -272,3 +280,46 @@ def test_remedies_are_lines_of_the_config(config, capsys, suffix):
     assert "kd.LayoutMap" not in found
     lines = found.partition("same mesh:\n")[2].partition("\n# before")[0]
     assert parse(lines)["distribution"]["layout"]["d2/kernel"] == ["model", "-"], found
+
+
+STACKED = """
+
+class Block(kd.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = kd.layers.Dense(8, "relu")
+
+    def call(self, x):
+        return self.dense(x)
+
+def stacked():
+    return kd.Sequential([kd.Input((8,)), kd.layers.Stack(Block(), 4, name="stack"), kd.layers.Dense(1, name="out")])
+"""
+
+
+def _toml(table, name=""):
+    """TOML of nested tables; of other values JSON is TOML."""
+    tables = {key: value for key, value in table.items() if isinstance(value, dict)}
+    lines = [f"[{name}]"] if name else []
+    lines += [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items() if key not in tables]
+    return "\n".join([*lines, *(_toml(inner, f"{name}.{key}".lstrip(".")) for key, inner in tables.items())])
+
+
+@pytest.mark.filterwarnings("ignore:.*no `micro_batches`")
+@pytest.mark.parametrize("suffix", ["toml", "json", "yaml"])
+def test_all_advice_is_lines_of_the_config(config, capsys, suffix):
+    rows, file = config.with_name("rows.py"), config.with_name(f"stacked.{suffix}")
+    rows.write_text(ROWS + STACKED)
+    table = tomllib.loads(config.read_text()) | {"model": "rows:stacked"}
+    table["distribution"] = {"layout": {"stack/.*kernel": ["model", "-", "-"], "stack/.*bias": ["model", "-"]}}
+    parse = {"toml": tomllib.loads, "json": json.loads, "yaml": yaml.safe_load}[suffix]
+    file.write_text(_toml(table) if suffix == "toml" else json.dumps(table))
+    assert commands.run("plan", file, "--json") == 0
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem["kind"] == "pipeline"
+    advised = parse(problem["fix"])
+    assert advised == {"training": {"micro_batches": 8}}
+    table["training"] |= advised["training"]
+    file.write_text(_toml(table) if suffix == "toml" else json.dumps(table))
+    assert commands.run("plan", file, "--json") == 0
+    assert not json.loads(capsys.readouterr().out)["problems"]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import keras_dist as kd
 from keras_dist.planner import compile_for, propagate
 
 MESH = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
@@ -64,6 +65,32 @@ def _stacked(x: jax.Array, w: jax.Array) -> jax.Array:
     return (jax.lax.scan(lambda x, each: (jnp.tanh(x @ each), None), x, w)[0] ** 2).sum()
 
 
+@jax.jit
+def _added(total: jax.Array, x: jax.Array) -> jax.Array:
+    return total + x.T @ x
+
+
+def _summed_unrolled(x: jax.Array) -> jax.Array:
+    total = jnp.zeros((256, 256))
+    for each in x:
+        total = _added(total, each)
+    return _whole(total)
+
+
+def _looked_up(x: jax.Array, table: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.take(_whole(table), jnp.argmax(x, -1), axis=0) @ w
+
+
+def _widened(x: jax.Array, y: jax.Array) -> jax.Array:
+    gradient = jax.lax.with_sharding_constraint(x.T @ y, NamedSharding(MESH, COLUMNS))
+    return 2 * _whole(gradient.astype(jnp.float32))
+
+
+def _converted_twice(x: jax.Array, w: jax.Array) -> jax.Array:
+    x = jnp.tanh(x @ _whole(w.astype(jnp.bfloat16)))
+    return x @ _whole(w.astype(jnp.bfloat16)).T
+
+
 _F, _B = jnp.float32, jnp.bfloat16
 _SEQUENCES = ((16, 64, 256), COLUMNS, _F)
 EXPERIMENTS = {
@@ -82,6 +109,30 @@ EXPERIMENTS = {
     ),
     "weight that is returned, too": _product(
         lambda x, w: (x @ w, w), _F, (ROWS, WHOLE), cpu={"all_gather": 2**20}, tpu={"all_gather": 2**20}
+    ),
+    "weight that is converted twice": Experiment(
+        _converted_twice,
+        (((256, 512), ROWS, _B), ((512, 512), ROWS, _F)),
+        ROWS,
+        _by_target({"cpu": {"all_gather": 2**20}, "tpu": {"all_gather": 2**19}}),
+    ),
+    "gradient that is widened": Experiment(
+        _widened,
+        (((256, 512), WHOLE, _B), ((256, 512), COLUMNS, _B)),
+        WHOLE,
+        _by_target({"cpu": {"all_gather": 2**20}, "tpu": {"all_gather": 2**19}}),
+    ),
+    "table of a lookup for a product": Experiment(
+        _looked_up,
+        (((256, 512), ROWS, _F), ((512, 512), ROWS, _F), ((512, 512), WHOLE, _F)),
+        ROWS,
+        _by_target({"cpu": {"all_gather": 2**20}, "tpu": {"all_gather": 2**19}}),
+    ),
+    "sum over functions": Experiment(
+        _summed_unrolled,
+        (((4, 64, 256), COLUMNS, _F),),
+        WHOLE,
+        _by_target({"cpu": {"all_reduce": 2**20}, "tpu": {"all_reduce": 2**18}}),
     ),
     "sum over a loop": Experiment(
         _summed, (_SEQUENCES,), WHOLE, _by_target({"cpu": {"all_reduce": 2**22}, "tpu": {"all_reduce": 2**18}})
@@ -107,6 +158,32 @@ EXPERIMENTS = {
     ),
 }
 
+ON_H100: dict[str, Moved] = {
+    "sum, small": {"reduce_scatter": 1024},
+    "sum, rows": {"reduce_scatter": 1048576},
+    "sum, columns": {"reduce_scatter": 1048576},
+    "sum, whole": {"all_reduce": 1048576},
+    "sum, bfloat16": {"reduce_scatter": 524288},
+    "sum, bfloat16, 128 lanes": {"reduce_scatter": 1048576},
+    "weight in a product": {"all_gather": 1048576},
+    "weight in a product, bfloat16": {"all_gather": 524288},
+    "weight in an exact product": {"all_gather": 1048576},
+    "weight that is returned, too": {"all_gather": 1048576},
+    "weight that is converted twice": {"all_gather": 1048576},
+    "gradient that is widened": {"all_gather": 524288},
+    "table of a lookup for a product": {"all_gather": 1048576},
+    "sum over functions": {"all_reduce": 262144},
+    "sum over a loop": {"all_reduce": 262144},
+    "sum over a loop, rows": {"reduce_scatter": 262144},
+    "gradient of a recurrence": {"all_reduce": 262144},
+    "gradients of a stack": {"all_reduce": 6291456},
+    "gradients of a sharded stack": {"all_gather": 12582912, "reduce_scatter": 6291456},
+}
+"""Recorded from XLA of jax 0.10 with the extra `cuda`, which compiles for `h100:1x1x8` without a GPU."""
+
+for _name, _moved in ON_H100.items():
+    EXPERIMENTS[_name].recorded["h100:1x1x8"] = _moved
+
 
 def lowered(experiment: Experiment, platform: str) -> jax.stages.Lowered:
     """Return the program of an experiment on 8 devices."""
@@ -127,7 +204,7 @@ def by_kind(collectives: Any) -> Moved:
 
 def main(target: str) -> None:
     """Print what XLA makes of each experiment."""
-    platform = "cpu" if target.startswith("cpu") else "tpu"
+    platform = kd.planner.target(target).platform
     for name, experiment in EXPERIMENTS.items():
         program = lowered(experiment, platform)
         found, expected = by_kind(compile_for(program, target)), experiment.recorded.get(target)

@@ -13,6 +13,7 @@ from keras_dist.planner import propagate
 from keras_dist.planner.compiled import figures
 from keras_dist.planner.targets import as_target, devices
 from keras_dist.planner.tracing import StepProgram, trace_step
+from keras_dist.planner.verdict import bounds_nbytes
 from tests.planner.memory_networks import (
     ChunkedStateSpace,
     Dlrm,
@@ -137,8 +138,14 @@ def traced(name: str, layout: str, target: str, rows: int | None = None) -> Step
 def compared(name: str, layout: str, target: str, rows: int | None = None, timeout_seconds: float = 3000) -> Comparison:
     """Plan and compile a case."""
     program = traced(name, layout, target, rows)
-    estimate = propagate(program.lowered).activation_nbytes
     found = figures(program, target, timeout_seconds=timeout_seconds)
     state = found.argument_nbytes + max(0, found.output_nbytes - found.alias_nbytes)
     rows = rows or jax.tree.leaves(BANK[name].batch)[0].shape[0]
-    return Comparison(name, layout, rows, state, estimate, found.temp_nbytes)
+    return Comparison(name, layout, rows, state, *estimated(program, target), found.temp_nbytes)
+
+
+def estimated(program: StepProgram, target: str) -> tuple[int, int, int]:
+    """Return the estimate of the peak of intermediate results, and its bounds."""
+    memory, machine = propagate(program.lowered).memory, as_target(target)
+    bounds = bounds_nbytes(machine.platform, memory, machine.chip.vector_nbytes)
+    return memory.nbytes, *(bound - memory.padding_nbytes for bound in bounds)

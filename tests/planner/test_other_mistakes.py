@@ -6,12 +6,16 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.planner import remedies
-from tests.planner.other_mistakes import MISTAKES, NETWORKS
+from tests.planner import other_mistakes, unseen_mistakes
 from tests.soak import LARGE, few
+
+NETWORKS = other_mistakes.NETWORKS | unseen_mistakes.NETWORKS
+MISTAKES = other_mistakes.MISTAKES | unseen_mistakes.MISTAKES
 
 _COSTS = {}
 _OFTEN = ["t5", "gpt2", "mixtral", "mobile_net", "stack", "dlrm"]
 _FIRST = [next(name for name in MISTAKES if MISTAKES[name].network == network) for network in _OFTEN]
+_FIRST += unseen_mistakes.MISTAKES
 _OTHERS = [pytest.param(name, marks=pytest.mark.soak) for name in MISTAKES if LARGE and name not in _FIRST]
 
 
@@ -35,7 +39,10 @@ def good(name):
     return _COSTS[name]
 
 
-@pytest.mark.parametrize("name", [*few(_FIRST, "stack: batch over one axis"), *_OTHERS])
+@pytest.mark.parametrize(
+    "name",
+    [*few(_FIRST, "stack: batch over one axis", "softmaxes: vocabulary transposed", "fusion: batch whole"), *_OTHERS],
+)
 def test_the_cause_is_named_and_the_remedy_restores(name):
     mistake, network = MISTAKES[name], NETWORKS[MISTAKES[name].network]
     found = network.plan(network.distribution(mistake.rules, mistake.axis))
@@ -49,3 +56,6 @@ def test_the_cause_is_named_and_the_remedy_restores(name):
     if min(parts) > 0.9:  # else it is another layout, whose weights may be sharded further
         assert [problem for problem in restored.problems if not problem.fix.startswith("no rules")] == []
     assert len(restored.state.rules) <= len(network.good) + len(mistake.rules) + 5
+    if mistake in unseen_mistakes.MISTAKES.values():  # no right rule is changed
+        right = {rule: axes for rule, axes in mistake.rules.items() if network.good.get(rule) == axes}
+        assert right.items() <= dict(restored.state.rules).items()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import tomllib
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from keras_dist.errors import DataError
 from keras_dist.planner import remedies
 from keras_dist.planner.logical_rules import edited_rules
 from keras_dist.planner.propagation import propagate
-from keras_dist.planner.search_result import code_of
+from keras_dist.planner.search_result import code_of, options_of, toml_of
 from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, FeedForwardConfig, Rotary
 from keras_dist.pretrained import rules as rules_of
 from tests.planner.mistakes import (
@@ -135,9 +136,10 @@ def test_the_costs_of_a_remedy_for_experts_are_of_its_plan():
     layout_map = kd.LayoutMap(kd.DeviceMesh("data=2,expert=4"))
     layout_map["moe/experts_(gate|down)"] = ("expert", None, None)
     found = of_experts(kd.ModelParallel(layout_map, ("data", "expert")))
-    assert (found.problems[0].kind, found.problems[0].path) == ("cause", "moe/experts_down")
+    assert (found.problems[0].kind, found.problems[0].path) == ("cause", "moe/experts_up")
+    assert pasted(found).layout_map["moe/experts_(gate|down)"].axes == ("expert", None, None), "the right rule stays"
     after = of_experts(pasted(found))
-    assert figures(after)[0] < figures(found)[0] and figures(after)[1] <= figures(found)[1]
+    assert figures(after)[2] < figures(found)[2] and figures(after)[1] <= figures(found)[1]
     assert f"# after: {remedies.Figures(*figures(after))}" in found.problems[0].fix
 
 
@@ -303,6 +305,22 @@ def test_edited_rules(rules, changes, expected):
     after = {f"layers/{i}/feed_forward/down/kernel": axes for axes in changes.values() for i in range(4)}
     found = edited_rules(distribution(rules).layout_map, plan.rows, after)
     assert {rule: layout.axes for rule, layout in found.snapshot()} == expected
+
+
+def test_lines_of_a_config_keep_the_options_of_the_strategy():
+    mesh = kd.DeviceMesh("data=2,model=4")
+    rules = kd.LayoutMap(mesh)
+    rules["up/kernel"] = (None, "model")
+    for made in (
+        kd.ModelParallel(rules, "data", sequence_axis="model", strict=True),
+        kd.FullySharded(mesh, "data", rules, ("data", "model"), min_size_bytes=2**20),
+    ):
+        table = tomllib.loads(toml_of(made))["distribution"]
+        again = type(made).from_config(mesh, kd.config.DistributionConfig.model_validate(table))
+        assert options_of(again) == options_of(made) != {}
+        assert again.batch_dim_name == made.batch_dim_name
+        assert again.layout_map.snapshot() == made.layout_map.snapshot()
+    assert tomllib.loads(toml_of({"training": {"micro_batches": 8}})) == {"training": {"micro_batches": 8}}
 
 
 def test_code_keeps_the_options_of_the_strategy():

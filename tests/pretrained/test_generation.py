@@ -155,7 +155,7 @@ def test_the_cache_is_sharded_over_rows_and_heads(split):
     def run(module, tokens):
         return module(tokens, cache=module.empty_cache(4, 32))[1]
 
-    cache = built.run_compiled("cache", run, built._placed(np.ones((4, 8), "int32")))
+    cache = built.run_compiled("cache", run, built.placed(np.ones((4, 8), "int32")))
     assert cache.keys[0].sharding.spec == jax.sharding.PartitionSpec("data", None, "model")
 
 

@@ -304,7 +304,7 @@ def test_optimizers_of_other_weights_may_need_whole_weights():
 def test_compiled_step_holds_table_and_slots_and_no_other_array_of_their_size(mesh, axes):
     model = model_on(on(mesh, axes), "adam", count=2**16)
     source = ArraySource((FIRST[:16], SECOND[:16]), Y[:16])
-    compiled = model._built.step_runner.lower_train(source).compile()
+    compiled = model._built.step_runner.lower(source).compile()
     row = model.layout_plan.row(TABLE)
     memory = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < row.nbytes_per_device / 4

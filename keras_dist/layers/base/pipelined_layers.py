@@ -67,7 +67,7 @@ def pipeline_of(layer: Any, carry: PyTree, repeats: int) -> Pipeline | None:
     if count is None:
         note_pipeline(Pipeline(path, axis, step.mesh.axis_size(axis), 0, repeats))
         said = f"{path!r} is sharded over {axis!r} along its layers, and `compile` has no `micro_batches`"
-        fix = "For a pipeline compile(..., micro_batches=8)"
+        fix = "For a pipeline compile(..., micro_batches=8), or micro_batches = 8 in [training] of a config"
         more = "" if set(axis_tuple(axis)) & set(step.batch_axes) else " and computes"
         warn(f"{said}: each device gathers{more} all layers. {fix}", LayoutWarning)
         return None

@@ -1,0 +1,231 @@
+"""The two programs that generate tokens: one reads prompts and fills a cache, the other runs a loop on the devices.
+
+Prompts are padded to sizes from a short list, so that few programs are compiled. Each row draws with its own key: its
+tokens do not depend on the other rows, on padding or on the mesh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.errors import ModelError, shorten
+from keras_dist.losses.vocabulary import Projection
+from keras_dist.training.uneven_rows import rows_multiple
+from keras_dist.variables import call_context
+
+_SMALLEST = 16
+"""Lengths are padded to this number times a power of two."""
+_STOPS = 4
+"""Stop tokens are padded to a multiple of this."""
+
+
+@runtime_checkable
+class CachedModel(Protocol):
+    """A model that can continue a sequence: what `generate` needs, also of a `flax.nnx.Module` in `Model.from_nnx`.
+
+    `empty_cache` returns any pytree of arrays. The call takes tokens, positions and segments, each (batch, length), and
+    the cache of the tokens before; segment 0 is padding, which later tokens must not see. It returns logits (batch,
+    length, vocabulary) and the cache with the new tokens, of the same shapes and dtypes. Both are traced. What the next
+    token needs is in the cache: the call must not change variables.
+    """
+
+    def empty_cache(self, batch_size: int, slots: int) -> PyTree:
+        """Return a cache for `slots` tokens of each row."""
+        ...
+
+    def __call__(self, inputs: dict[str, jax.Array], *, cache: PyTree) -> tuple[jax.Array, PyTree]:
+        """Return the logits, and the cache afterwards."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Options of drawing tokens from logits; a program is compiled for them."""
+
+    is_greedy: bool
+    top_k: int | None
+    has_top_p: bool
+
+    def tokens(self, logits: jax.Array, keys: jax.Array, factors: tuple[jax.Array, jax.Array]) -> jax.Array:
+        """Return a token (batch,) for logits (batch, vocabulary), each drawn with its key (traced)."""
+        if self.is_greedy:
+            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        temperature, top_p = factors
+        logits = logits.astype(jnp.float32)
+        logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            least = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
+            logits = jnp.where(logits < least, -jnp.inf, logits)
+        if self.has_top_p:
+            sorted_logits = -jnp.sort(-logits, axis=-1)
+            before = jnp.cumsum(jax.nn.softmax(sorted_logits), axis=-1) - jax.nn.softmax(sorted_logits)
+            is_kept = (before < top_p) | (jnp.arange(before.shape[-1]) == 0)
+            least = jnp.min(jnp.where(is_kept, sorted_logits, jnp.inf), axis=-1, keepdims=True)
+            logits = jnp.where(logits < least, -jnp.inf, logits)
+        return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+
+
+class Network(Protocol):
+    """A network with weights, or with their shapes: what runs the programs, or lowers them."""
+
+    @property
+    def distribution(self) -> Distribution:
+        """Its distribution."""
+        ...
+
+    def placed(self, array: np.ndarray) -> Any:
+        """Place an array: rows over the batch axis, if that divides them."""
+        ...
+
+    def run_compiled(
+        self, key: Any, run: Callable[..., PyTree], *operands: PyTree, donated: Sequence[int] = ()
+    ) -> PyTree:
+        """Return `run(module, *operands)`, compiled once for each key; `donated` operands are consumed."""
+        ...
+
+
+class Generation:
+    """The programs for prompts of some sizes, and their operands."""
+
+    def __init__(self, network: Network, rows: Sequence[np.ndarray], new_tokens: int, sampling: Sampling) -> None:
+        self._network, self._sampling, self._new_tokens = network, sampling, new_tokens
+        lengths = np.array([len(row) for row in rows], np.int32)
+        length = _padded_size(int(lengths.max()))
+        multiple = rows_multiple({"tokens": np.zeros((len(rows), length), np.int32)}, network.distribution)
+        count = multiple * 2 ** int(np.ceil(np.log2(-(-len(rows) // multiple))))
+        self._slots = length + _padded_size(new_tokens)
+        self._lengths = np.pad(lengths, (0, count - len(rows)), constant_values=1)
+        self._is_added = np.arange(count) >= len(rows)
+        self._tokens = np.zeros((count, length), np.int32)
+        for place, row in enumerate(rows):
+            self._tokens[place, : len(row)] = row
+
+    def __call__(self, stops: Sequence[int], seed: int, factors: tuple[np.float32, np.float32]) -> PyTree:
+        """Return the new tokens (rows, new tokens), and more columns of programs for more tokens."""
+        place, network = self._network.placed, self._network
+        padded = np.pad(np.array(stops, np.int32), (0, -len(stops) % _STOPS or _STOPS), constant_values=-1)
+        seeds = np.arange(len(self._tokens), dtype=np.uint32), np.full(len(self._tokens), seed, np.uint32)
+        shared = (factors, place(self._lengths), tuple(map(place, seeds)), place(self._is_added), place(padded))
+        key = (self._tokens.shape[1], self._slots, self._sampling)
+        first, cache = network.run_compiled(("prefill", *key), self._prefill, place(self._tokens), *shared)
+        if self._new_tokens == 1:
+            return first
+        operands = cache, first, np.int32(self._new_tokens), *shared
+        return network.run_compiled(("decode", *key), self._decode, *operands, donated=(0,))[0]
+
+    def _prefill(
+        self, module: Any, tokens: jax.Array, factors: Any, lengths: jax.Array, seeds: Any, *_: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        """Return the first new token of each row, and the cache of the prompts (traced)."""
+        _check_keeps_cache(module)
+        index = jnp.arange(tokens.shape[1])
+        segments = (index < lengths[:, None]).astype(jnp.int32)
+        inputs = {"tokens": tokens, "positions": jnp.broadcast_to(index, tokens.shape), "segments": segments}
+        with call_context.entered(False, anew=True) as context:
+            context.shards_of = lambda weight, dim: 1
+            empty, before = module.empty_cache(len(tokens), self._slots), _values(module)
+            logits, cache = _checked_result(module(inputs, cache=empty), tokens, empty)
+        _check_unchanged(before, _values(module))
+        last = _logits_at(lengths - 1, logits, context.projection_of(logits))
+        return self._sampling.tokens(last, _keys(seeds, 0), factors), cache
+
+    def _decode(
+        self,
+        module: Any,
+        cache: PyTree,
+        first: jax.Array,
+        most: jax.Array,
+        factors: Any,
+        lengths: jax.Array,
+        seeds: Any,
+        is_added: jax.Array,
+        stops: jax.Array,
+    ) -> tuple[jax.Array, PyTree]:
+        """Return all new tokens, and the cache, in the memory of the one given (traced)."""
+        found = jnp.zeros((len(first), self._slots - self._tokens.shape[1]), jnp.int32).at[:, 0].set(first)
+
+        def goes_on(carry: PyTree) -> jax.Array:
+            number, _, _, _, has_ended = carry
+            return (number < most) & ~jnp.all(has_ended)
+
+        def turn(carry: PyTree) -> PyTree:
+            number, cache, token, found, has_ended = carry
+            positions = (lengths + number - 1)[:, None]
+            inputs = {"tokens": token[:, None], "positions": positions, "segments": jnp.ones_like(positions)}
+            logits, cache = module(inputs, cache=cache)
+            token = self._sampling.tokens(logits[:, -1], _keys(seeds, number), factors)
+            found = jax.lax.dynamic_update_slice(found, token[:, None], (0, number))
+            return number + 1, cache, token, found, has_ended | jnp.isin(token, stops)
+
+        has_ended = is_added | jnp.isin(first, stops)
+        _, cache, _, found, _ = jax.lax.while_loop(goes_on, turn, (jnp.int32(1), cache, first, found, has_ended))
+        return found, cache
+
+
+def _checked_result(result: Any, tokens: jax.Array, empty: PyTree) -> tuple[jax.Array, PyTree]:
+    """Return the logits and the cache that a model returned, if they are as `CachedModel` requires."""
+    is_pair = isinstance(result, tuple) and len(result) == 2  # pyright: ignore[reportUnknownArgumentType]
+    logits, cache = cast("tuple[Any, Any]", result if is_pair else (np.zeros(()), None))
+    if getattr(logits, "ndim", 0) != 3 or logits.shape[:2] != tokens.shape:
+        given = f"{shorten(jax.tree.map(_type_of, result))} for tokens {tokens.shape}"
+        fix = "return logits (batch, length, vocabulary) and the cache, see pretrained.CachedModel"
+        raise ModelError("generate: the call of the model must return logits and the cache", given=given, fix=fix)
+    found, expected = (str(jax.tree.map(_type_of, each)) for each in (cache, empty))
+    arrays = [isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(empty)]
+    if found != expected or not arrays or not all(arrays):
+        given = f"{shorten(found)} after an empty cache {shorten(expected)}"
+        fix = "return a cache of the structure, shapes and dtypes that empty_cache returns"
+        raise ModelError("generate: the cache must be arrays whose shapes do not change", given=given, fix=fix)
+    return logits, cache
+
+
+def _type_of(leaf: Any) -> Any:
+    return jax.typeof(leaf) if isinstance(leaf, np.ndarray | jax.Array) else type(leaf).__name__
+
+
+def _values(module: Any) -> dict[str, Any]:
+    state = nnx.to_flat_state(nnx.state(module)) if isinstance(module, nnx.Module) else ()
+    return {"/".join(map(str, path)): variable.get_raw_value() for path, variable in state}
+
+
+def _check_unchanged(before: dict[str, Any], after: dict[str, Any]) -> None:
+    changed = [path for path, value in after.items() if value is not before.get(path)]
+    if changed:
+        fix = "keep in the cache what the next token needs"
+        summary = "generate: the call of the model changes variables"
+        raise ModelError(summary, given=shorten(", ".join(changed)), fix=fix)
+
+
+def _logits_at(place: jax.Array, logits: jax.Array, projection: Projection | None) -> jax.Array:
+    """Return the logits (batch, vocabulary) at one place of each row; from a projection without all others (traced)."""
+    of = logits if projection is None else projection.inputs
+    found = jnp.take_along_axis(of, place[:, None, None], axis=1)[:, 0]
+    return found if projection is None else projection.logits(found)
+
+
+def _keys(seeds: tuple[jax.Array, jax.Array], number: ArrayLike) -> jax.Array:
+    """Return a key for each row, for a token of this number (traced)."""
+    row, seed = seeds
+    return jax.vmap(lambda row, seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), row), number))(
+        row, seed
+    )
+
+
+def _padded_size(size: int) -> int:
+    """Return the smallest size of programs that holds so many tokens."""
+    return _SMALLEST * 2 ** max(0, int(np.ceil(np.log2(size / _SMALLEST))))
+
+
+def _check_keeps_cache(module: Any) -> None:
+    if not isinstance(module, CachedModel):
+        fix = "use a pretrained.Decoder, or give the module empty_cache(batch_size, slots) and `cache` in its call"
+        raise ModelError("generate: the model keeps no cache of keys and values", given=shorten(module), fix=fix)
