@@ -54,7 +54,7 @@ from keras_dist.planner.targets import target as target_named
 from keras_dist.planner.tracing import trace_step
 
 _MOST_COMPILED = 3
-"""Candidates that are compiled beside the presets: the best, and the best of those with the fewest doubts.
+"""Candidates that are compiled beside the presets: the best, and the best with no more doubts than data parallel.
 
 Experts over a batch of all axes take 1.8 ms in a screen, and 4.5 compiled; Megatron's rules 2.5, and 4.1.
 """
@@ -78,10 +78,10 @@ class AutoParallel(Distribution):
     objective improves. Weights are unsharded or fully sharded over the axes of the batch. If memory is the objective or
     is short, repeated blocks are also recomputed in the backward pass.
 
-    The presets, the best three others and the best three with the fewest estimates are then traced under their layouts.
-    With a target they are compiled, too, in several processes, and ranked by their compiled steps. `explanation` and
-    `not_compiled` of the result say what was not compiled, and why. Without any compiled step candidates are ranked by
-    propagated figures. The result is deterministic, unless the time limit ends the search.
+    The presets, the best three others and the best three with no more estimates than data parallel are then traced
+    under their layouts. With a target they are compiled, too, in several processes, and ranked by their compiled steps.
+    `explanation` and `not_compiled` of the result say what was not compiled, and why. Without any compiled step
+    candidates are ranked by propagated figures. The result is deterministic, unless the time limit ends the search.
 
     A compiled model that is made under it, by `set_distribution` or `scope`, gets its layout from the first batch of
     `fit`. This requires arrays as data, and weights that do not exist yet. Otherwise call `search`.
@@ -224,8 +224,7 @@ class AutoParallel(Distribution):
         if not is_chief():
             return _Ranked(candidates, search.skipped)
         presets = [each for each in search.presets if each.remat == candidates[0].remat]
-        fewest = min(each.doubts for each in candidates)
-        surest = [each for each in candidates if each.doubts == fewest]
+        surest = [each for each in candidates if each.doubts <= presets[0].doubts]
         smallest = min(candidates, key=lambda each: each.nbytes)  # without it nothing is known not to fit
         asked = presets
         for group, most in ((candidates, _MOST_COMPILED), (surest, _MOST_COMPILED), ([smallest], 1)):

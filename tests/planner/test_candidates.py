@@ -120,7 +120,8 @@ def test_logical_names_of_flax_are_rules():
 def test_fully_sharded_candidates_move_what_their_own_steps_move(name):
     """A screen does not gather weights: their gathers have the prices of the backend, on TPUs half of float32."""
     factory, batch, loss, rules = STEPS["block"]
-    classes, machine = dim_classes(factory, batch, "adam", loss), kd.planner.target(name)
+    machine = kd.planner.target(name)
+    classes = kd.AutoParallel(kd.DeviceMesh(SIZES), target=machine)._traced((factory, batch, "adam", loss), None)
     search = Search(classes, "step_time", None, machine, math.inf)
     search._try(SIZES, {"batch": "data", **rules})
     found = [next(each for each in search.candidates if each.fully_sharded is fully) for fully in (False, True)]
