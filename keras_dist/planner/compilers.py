@@ -1,4 +1,4 @@
-"""`Compilers`: processes that compile programs for a target, several at the same time, each in a process of its own.
+"""`Compilers`: compile programs for a target in processes, several at the same time.
 
 Settings and memory of compilers do not remain in this process.
 """
