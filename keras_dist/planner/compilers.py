@@ -1,4 +1,4 @@
-"""`Compilers`: compile programs for a target in processes, several at the same time.
+"""`Compilers` compiles programs for a target, in several processes at the same time.
 
 Settings and memory of compilers do not remain in this process.
 """
