@@ -169,8 +169,7 @@ def figures(
     dtype = step.dtype if step.dtype in machine.chip.flops_per_second else "float32"
     moved: collections.Counter[str] = collections.Counter()
     for each in source.collectives:
-        if not each.is_joined:
-            moved[f"{each.kind} over {', '.join(each.axes)}"] += each.nbytes_per_step
+        moved[f"{each.kind} over {', '.join(each.axes)}"] += each.nbytes_per_step
     line = kd.planner.roofline(
         machine,
         mesh.axis_sizes,

@@ -81,7 +81,7 @@ def measure(size: str, target: str, what: str) -> dict[str, Any]:
     report = kd.plan(factory, (tokens, tokens), distribution, *step, target, compiles=what == "compile")
     verdict = report.verdict
     tiers = [report.step, *([verdict.compiled] if verdict and "compiled" in verdict.rooflines else [])]
-    moved = [sum(each.nbytes_per_step for each in tier.collectives if not each.is_joined) for tier in tiers]
+    moved = [sum(each.nbytes_per_step for each in tier.collectives) for tier in tiers]
     found = {"verdict": str(verdict), "moved": moved, "flops": [tier.flops for tier in tiers]}
     return {**_taken(started), **found}
 
