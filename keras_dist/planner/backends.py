@@ -96,7 +96,7 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
             doubt = "XLA reduces some small arrays as a whole" if nbytes <= backend.certain_nbytes else ""
         return Moved(kind, _converted(nbytes, dtype, backend.added.get(dtype)), doubt)
     if kind == "all_gather" and operation.name == "sdy.all_gather":
-        alike = _alike(operation, backend.joins_conversions)
+        alike = _alike(operation, backend.joins_conversions, module)
         if alike[0] != operation:
             return Moved(kind, 0)
         stored = DTYPES.get(str(_origin(operation.operands[0]).type.element_type))
@@ -110,7 +110,7 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
     return Moved(kind, nbytes)
 
 
-def _alike(gather: Any, with_conversions: bool) -> list[Any]:
+def _alike(gather: Any, with_conversions: bool, module: ShardedModule) -> list[Any]:
     """Return the gathers of the same array in the same block to the same type and layout: XLA gathers once."""
     block, made = gather.operation.block, str(gather.results[0].type)
     source = _origin(gather.operands[0]) if with_conversions else gather.operands[0]
@@ -119,7 +119,7 @@ def _alike(gather: Any, with_conversions: bool) -> list[Any]:
     same = [
         each for each in same if (str(each.attributes["out_sharding"]), str(each.results[0].type)) == (layout, made)
     ]
-    return [each for each in block.operations if each.operation in same]
+    return sorted(same, key=module.place)
 
 
 def _origin(value: Any) -> Any:

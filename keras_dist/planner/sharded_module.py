@@ -25,6 +25,7 @@ class ShardedModule:
         self.sizes: dict[str, int] = {}
         self.platform = text_of(operation.attributes[PLATFORM]) if PLATFORM in operation.attributes else ""
         self._shardings: dict[tuple[Any, int], Any] = {}
+        self._places: dict[Any, dict[Any, int]] = {}
         self._shards_of: dict[tuple[Any, Any], tuple[list[int], int]] = {}
         for inner in operation.regions[0].blocks[0].operations:
             if inner.operation.name == "func.func":
@@ -36,6 +37,13 @@ class ShardedModule:
     def block(self, function: str) -> Any:
         """Return the operations of a function, with its arguments."""
         return self.functions[function].regions[0].blocks[0]
+
+    def place(self, operation: Any) -> int:
+        """Return the position of an operation in its block."""
+        block = operation.block
+        if block not in self._places:
+            self._places[block] = {each.operation: index for index, each in enumerate(block.operations)}
+        return self._places[block][operation]
 
     def local_shape(self, value: Any) -> list[int]:
         """Return the shape of one device's shard."""
