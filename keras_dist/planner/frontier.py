@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.text_tables import Table, render
@@ -20,6 +21,7 @@ from keras_dist.planner.tracing import StepProgram
 from keras_dist.planner.verdict import Verdict, judge
 
 SEARCHED = ("batch", "remat", "offload")
+_DOTS = "dots_with_no_batch_dims_saveable"
 _MOST_DOUBLED, _MOST_COMPILED, _FAR = 2**10, 8, 2
 """The largest batch, in batches as given; the number of steps that are compiled; and how many times the memory of a
 device a bound may be of a step that may still fit."""
@@ -34,8 +36,8 @@ class Point:
 
     Attributes:
         rows: rows of the batch, of all devices together.
-        remat: `remat` of `compile`.
-        slot_memory: `slot_memory` of `compile`.
+        remat: `remat` of `compile`; None as the model was compiled.
+        slot_memory: "pinned_host" for slots in the memory of the host.
         verdict: memory and least time on the target, compiled where the tier says so.
     """
 
@@ -94,8 +96,8 @@ class Frontier:
 
     @property
     def exit_code(self) -> int:
-        """Exit code for scripts: 1 if no point is known to fit, else 0."""
-        return int(self.best is None)
+        """Exit code for scripts: 0 if a point fits, 1 if none does, 4 if this is not known."""
+        return 0 if self.best else 4 if any(each.verdict.fits is None for each in self.points) else 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as dicts, lists, strings and numbers."""
@@ -117,6 +119,7 @@ class Frontier:
         best = self.best
         notes = [f"{beaten} more need more memory or more time for a row"] * bool(beaten)
         notes.append("none is known to fit" if best is None else f"best that fits: {', '.join(_options(best))}")
+        notes += dict.fromkeys(f"not compiled: {each.verdict.note}" for each in self.frontier if each.verdict.note)
         return render(table, *notes, *(f"not tried: {each}" for each in self.refused))
 
 
@@ -135,7 +138,7 @@ def _line(point: Point) -> tuple[str, ...]:
     place = point.slot_memory or "device"
     return (
         f"{point.rows}",
-        point.remat or "-",
+        point.remat or "as compiled",
         place,
         memory,
         tier,
@@ -146,7 +149,16 @@ def _line(point: Point) -> tuple[str, ...]:
 
 
 def find_frontier(
-    trace: Trace, batch: PyTree, search: Any, target: Target | None, *, compiles: bool, timeout_seconds: float
+    trace: Trace,
+    batch: PyTree,
+    search: Any,
+    target: Target | None,
+    *,
+    remat: str | None = None,
+    slot_memory: str | None = None,
+    flash_attention: bool = False,
+    compiles: bool,
+    timeout_seconds: float,
 ) -> Frontier:
     """Return memory and times for `search`, some of `SEARCHED`; see `plan`."""
     searched = _checked(search)
@@ -154,12 +166,15 @@ def find_frontier(
         fix = 'name it: plan(..., search=("batch", "remat"), target="v5e:2x4")'
         summary = "plan(search=...) needs a target whose memory limits the batch"
         raise ConfigError(summary, given=f"target={target and target.name!r}", fix=fix)
-    given = len(jax.tree.leaves(batch)[0])
-    trials = _Trials(trace, batch, target, "remat" in searched, (None, "pinned_host")[: 1 + ("offload" in searched)])
+    first = trace(batch=batch, remat=remat, slot_memory=slot_memory)  # with the errors of a plan
+    given = next(len(leaf) for leaf in jax.tree.leaves(batch) if np.ndim(leaf))
+    remats = ["none", _DOTS, first.blocks or "full"] if "remat" in searched else [remat]
+    places = [None, "pinned_host"] if "offload" in searched else [slot_memory]
+    trials = _Trials(trace, batch, target, [(each, place) for place in places for each in remats], flash_attention)
     trials.add(given)
     if "batch" in searched:
         rows = given
-        while not trials.may_fit(rows) and rows % 2 == 0 and trials.add(rows // 2):
+        while not trials.fits(rows) and rows > 1 and trials.add(rows // 2):
             rows //= 2
         rows = given
         while trials.may_fit(rows) and rows < _MOST_DOUBLED * given and trials.add(2 * rows):
@@ -173,10 +188,15 @@ class _Trials:
     """Plans of a step for several batches and options."""
 
     def __init__(
-        self, trace: Trace, batch: PyTree, target: Target, with_remat: bool, places: Sequence[str | None]
+        self,
+        trace: Trace,
+        batch: PyTree,
+        target: Target,
+        options: Sequence[tuple[str | None, str | None]],
+        flash_attention: bool,
     ) -> None:
-        self._trace, self._batch, self._target, self._places = trace, batch, target, places
-        self._remats: list[str | None] | None = None if with_remat else [None]  # None: not known yet
+        self._flash: Any = {"flash_attention": flash_attention}
+        self._trace, self._batch, self._target, self._options = trace, batch, target, options
         self._steps: dict[int, tuple[StepProgram, Propagated]] = {}
         self.points: list[Point] = []
         self.refused: dict[str, None] = {}
@@ -184,37 +204,29 @@ class _Trials:
     def add(self, rows: int) -> bool:
         """Plan the step for a number of rows with all options; return whether it can be planned."""
         batch, before = jax.tree.map(lambda leaf: _with_rows(leaf, rows), self._batch), len(self.points)
-        for place in self._places:
-            plain = self._try(rows, batch, None, place)
-            if self._remats is None and plain is not None:
-                self._remats = [None, "dots_with_no_batch_dims_saveable", plain.blocks or "full"]
-            for remat in (self._remats or [])[1:]:
-                self._try(rows, batch, remat, place)
+        for remat, place in self._options:
+            try:
+                program = self._trace(batch=batch, remat=remat, slot_memory=place)
+            except KerasDistError as error:
+                reason = f"{error.summary} ({error.given})"
+                self.refused[f"{rows} rows, remat={remat!r}, slot_memory={place!r}: {reason}"] = None
+                continue
+            step = propagate(program.lowered)
+            self._steps[len(self.points)] = program, step
+            verdict = judge(program, step, self._target, compiles=False, timeout_seconds=0, **self._flash)
+            held = "pinned_host" if program.state.host_nbytes_per_device else None
+            self.points.append(Point(rows, remat, held, verdict))
         return len(self.points) > before
 
-    def _try(self, rows: int, batch: PyTree, remat: str | None, place: str | None) -> StepProgram | None:
-        try:
-            program = self._trace(batch=batch, remat=remat, slot_memory=place)
-        except KerasDistError as error:
-            if not self.points:
-                raise
-            reason = f"{error.summary} ({error.given})"
-            self.refused[f"{rows} rows, remat={remat!r}, slot_memory={place!r}: {reason}"] = None
-            return None
-        step = propagate(program.lowered)
-        self._steps[len(self.points)] = program, step
-        verdict = judge(program, step, self._target, compiles=False, timeout_seconds=0)
-        self.points.append(Point(rows, remat, place, verdict))
-        return program
+    def fits(self, rows: int) -> bool:
+        """Whether the step fits with this number of rows."""
+        return any(each.verdict.fits for each in self.points if each.rows == rows)
 
     def may_fit(self, rows: int) -> bool:
         """Whether the step may fit with this number of rows: not where bounds are far above the memory."""
         limit = _FAR * self._target.hbm_nbytes
-        return any(
-            each.verdict.fits is not False and (not limit or each.needed_nbytes <= limit)
-            for each in self.points
-            if each.rows == rows
-        )
+        found = (each for each in self.points if each.rows == rows)
+        return any(each.verdict.fits is not False and each.needed_nbytes <= limit for each in found)
 
     def compiled(self, timeout_seconds: float) -> list[Point]:
         """Return the points; those that no other beats are compiled, the largest batches that may fit first."""
@@ -223,7 +235,7 @@ class _Trials:
         places = [index for index, each in enumerate(points) if each in kept and each.verdict.fits is not False]
         for index in sorted(places, key=lambda index: -points[index].rows)[:_MOST_COMPILED]:
             if (left := deadline - time.monotonic()) > 0:
-                verdict = judge(*self._steps[index], self._target, compiles=True, timeout_seconds=left)
+                verdict = judge(*self._steps[index], self._target, compiles=True, timeout_seconds=left, **self._flash)
                 points[index] = dataclasses.replace(points[index], verdict=verdict)
         return points
 

@@ -18,14 +18,14 @@ from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan, Row, make_row
 from keras_dist.distribution.render import layout_table, render_bytes, render_seconds
-from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.planner.backends import users_of
 from keras_dist.planner.propagation import Propagated, propagate
 from keras_dist.planner.sharded_module import ShardedModule, returned_by
 from keras_dist.planner.targets import Target
 from keras_dist.planner.tracing import StepProgram, forward_of, planning
 from keras_dist.planner.verdict import Verdict, judge
-from keras_dist.training.generation import Generation, Sampling
+from keras_dist.training.generation import Generation, Sampling, check_positions
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 
@@ -60,13 +60,16 @@ class GenerationReport:
     Attributes:
         state: *exact*: layouts of the weights.
         cache: *propagated*: layouts of the cache of keys and values, as the first program returns it.
-        rows: rows of the programs: prompts, and rows of padding up to what the mesh divides.
+        prompts: number of prompts.
+        rows: rows of the programs: prompts, padded to a power of two of what the mesh divides. Lengths are padded, too,
+            to 16 times a power of two; the cache has slots for both.
         new_tokens: new tokens of each row.
         phases: `prefill`, which reads the prompts, and `decode`, one turn of the loop, for a new token of each row.
     """
 
     state: LayoutPlan
     cache: LayoutPlan
+    prompts: int
     rows: int
     new_tokens: int
     phases: dict[str, Phase]
@@ -100,6 +103,7 @@ class GenerationReport:
                 **{name: dataclasses.asdict(each.step) for name, each in self.phases.items()},
             },
             "read_nbytes": {name: each.read_nbytes for name, each in self.phases.items()},
+            "prompts": self.prompts,
             "rows": self.rows,
             "new_tokens": self.new_tokens,
             "fits": self.fits,
@@ -113,10 +117,13 @@ class GenerationReport:
         sizes = (render_bytes(nbytes) for nbytes in (self.state.nbytes_per_device, self.cache_nbytes))
         notes = ["weights {} (exact), cache {} (propagated)".format(*sizes)]
         if seconds := self.least_seconds:
-            rate = f"at most {self.rows * self.new_tokens / seconds:,.0f} tokens/s"
-            notes.append(f"{self.rows} rows, {self.new_tokens} tokens: at least {render_seconds(seconds)}, {rate}")
-        verdicts = ((name, each.verdict) for name, each in self.phases.items())
-        return render(layouts, table, *notes, *(f"{name}: {each.memory}" for name, each in verdicts if each))
+            rate = f"at most {self.prompts * self.new_tokens / seconds:,.0f} tokens/s"
+            what = f"{self.prompts} prompts, {self.new_tokens} new tokens of each"
+            notes.append(f"{what}: at least {render_seconds(seconds)}, {rate}")
+        verdicts = {name: each.verdict for name, each in self.phases.items() if each.verdict}
+        notes += [f"{name}: {each.memory}" for name, each in verdicts.items()]
+        notes += dict.fromkeys(f"not compiled: {each.note}" for each in verdicts.values() if each.note)
+        return render(layouts, table, *notes)
 
     def _lines(self) -> Iterator[tuple[str, ...]]:
         for name, each in self.phases.items():
@@ -137,11 +144,14 @@ def plan_generation(
 ) -> GenerationReport:
     """Return the report for `generate=(prompts, tokens of a prompt, new tokens)`; see `plan`."""
     count, length, new_tokens = _checked(generate)
-    rows = [np.zeros(length, np.int32) for _ in range(count)]
+    if distribution is not None:
+        check_distribution("distribution", distribution)
+    rows = [np.broadcast_to(np.int32(0), (length,))] * count
     platform = None if target is None else target.platform
     with planning(platform), distribution.scope() if distribution else contextlib.nullcontext():
         tokens = jax.ShapeDtypeStruct((count, length), "int32")
         forward, _ = forward_of(model_or_factory, tokens, distribution)
+        check_positions(forward.graph.described(), length, new_tokens)
         network = _Unrun(forward, platform)
         Generation(network, rows, new_tokens, Sampling(True, None, False))((), 0, (np.float32(1), np.float32(1)))
     phases: dict[str, Phase] = {}
@@ -152,14 +162,16 @@ def plan_generation(
             program = StepProgram(lowered, network.plan, operands, (), (), network.distribution, keeps_data=False)
             read_once = dataclasses.replace(step, accessed_nbytes=read, interface_nbytes=read)
             verdict = judge(program, read_once, target, compiles=compiles, timeout_seconds=timeout_seconds)
+            line = verdict.rooflines["propagated"]  # XLA's programs do not say how often the loop runs
+            verdict = dataclasses.replace(verdict, rooflines={"propagated": line})
         phases[name] = Phase(read, step, verdict)
-    return GenerationReport(network.plan, network.returned["prefill"], network.rows, new_tokens, phases)
+    return GenerationReport(network.plan, network.returned["prefill"], count, network.rows, new_tokens, phases)
 
 
 def _checked(generate: Any) -> tuple[int, int, int]:
     """Return the numbers of prompts, of tokens of a prompt and of new tokens."""
     found: tuple[Any, ...] = tuple(generate) if isinstance(generate, Sequence) and len(generate) == 3 else ()
-    if not found or not all(is_int(number, 1, 2**30) for number in found):
+    if not found or not all(is_int(number, 1, 2**20) for number in found):
         raise argument_error("generate", generate, "(prompts, tokens of a prompt, new tokens)", example=(8, 1024, 256))
     return int(found[0]), int(found[1]), int(found[2])
 
@@ -193,16 +205,23 @@ class _Unrun:
         platforms = () if self._platform is None else (self._platform,)
         traced = program.trace(state.trainable, state.rest, *operands)
         lowered = traced.lower(lowering_platforms=platforms or (mesh.platform,))
-        self.programs[key[0]] = lowered, _laid_out(operands, mesh)
         leaves, tree = jax.tree.flatten(traced.out_info)
         found = [
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=TensorLayout(axes, mesh).backend_layout)
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_dividing(axes, leaf.shape, mesh).backend_layout)
             for leaf, axes in zip(leaves, _layouts_of_results(lowered), strict=True)
         ]
         results = tree.unflatten(found)
         self.returned[key[0]] = _laid_out(results[1], mesh)
+        held = operands if donated else (operands, results[1])  # beside the weights
+        self.programs[key[0]] = lowered, _laid_out(held, mesh)
         self.rows = max(self.rows, len(results[0]))
         return results
+
+
+def _dividing(axes: Sequence[Axis], shape: Sequence[int], mesh: DeviceMesh) -> TensorLayout:
+    """Return the layout without axes that do not divide a dim: shapes of uneven shards cannot be described."""
+    pairs = zip(axes, shape, strict=True)
+    return TensorLayout([axis if size % mesh.axis_size(axis) == 0 else None for axis, size in pairs], mesh)
 
 
 def _laid_out(arrays: PyTree, mesh: DeviceMesh) -> LayoutPlan:

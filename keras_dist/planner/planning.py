@@ -17,7 +17,7 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import PLANNED_BY_RULE
-from keras_dist.errors import KerasDistError, LayoutError, LayoutWarning
+from keras_dist.errors import KerasDistError, LayoutError, LayoutWarning, ModelError
 from keras_dist.planner.costly_layouts import costly_layouts
 from keras_dist.planner.explanation import activations
 from keras_dist.planner.frontier import Frontier, find_frontier
@@ -117,8 +117,8 @@ def plan(
         generate: prompts, tokens of a prompt and new tokens: the report is then a `GenerationReport` of `kd.generate`,
             with the bytes of the cache, and the least times of reading the prompts and of each new token.
         search: some of "batch", "remat" and "offload": the report is then a `Frontier` of memory and time, of batches
-            that are halved and doubled until none fits, with and without `remat`, and with slots on the host. Those
-            that no other beats are compiled.
+            that are halved until one fits and doubled until none does, at most to 1,024 times as many rows, with and
+            without `remat`, and with slots on the host. Those that no other beats are compiled.
         config_lines: returns the lines of a config for a distribution, or for tables such as
             `{"training": {"micro_batches": 8}}`. Remedies are then such lines, and not Python.
 
@@ -151,6 +151,11 @@ def plan(
     platform = None if machine is None else machine.platform
     compiling: Any = {"compiles": compiles, "timeout_seconds": timeout_seconds}
     if generate is not None:
+        others = {"batch": batch, "optimizer": optimizer, "loss": loss, "remat": remat, "slot_memory": slot_memory}
+        given = [name for name, value in {**others, "search": search or None}.items() if value is not None]
+        if given or mode != "train":
+            given = ", ".join([*given, *["mode"] * (mode != "train")])
+            raise ModelError("plan(generate=...) plans `kd.generate` alone", given=given, fix="leave it out")
         return plan_generation(model_or_factory, generate, distribution, machine, **compiling)
     chosen: Any = {"platform": platform, "remat": remat, "slot_memory": slot_memory, "mode": mode}
 
@@ -158,7 +163,8 @@ def plan(
         return trace_step(model_or_factory, batch, distribution, optimizer, loss, **{**chosen, **options})
 
     if search:
-        return find_frontier(functools.partial(trace, distribution), batch, search, machine, **compiling)
+        kept: Any = {"remat": remat, "slot_memory": slot_memory, "flash_attention": flash_attention, **compiling}
+        return find_frontier(functools.partial(trace, distribution), batch, search, machine, **kept)
     program = trace(distribution)
     step = propagate(program.lowered)
     costly = costly_layouts(program, step, trace, config_lines or code_of) if mode == "train" else ()

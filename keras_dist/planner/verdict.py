@@ -286,7 +286,11 @@ def judge(
     options: dict[str, Any] = {
         "dtype": step.dtype if step.dtype in target.chip.flops_per_second else "float32",
         "devices": [device_name(device) for device in mesh.devices.flat],
-        "host_nbytes": program.state.host_nbytes_per_device,
+        "host_nbytes": sum(
+            row.nbytes_per_device
+            for row in program.state.rows
+            if row.memory_kind is not None and row.path in program.arguments
+        ),
     }
 
     def line(flops: float, accessed: float, collectives: Sequence[Collective]) -> Roofline:

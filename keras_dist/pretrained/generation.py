@@ -17,7 +17,7 @@ from keras_dist._support.arguments import argument_error, check_int, check_numbe
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.models import Model
-from keras_dist.training.generation import Generation, Sampling
+from keras_dist.training.generation import Generation, Sampling, check_positions
 
 _MOST = 2**31 - 1
 _LEAST = 1e-30
@@ -80,7 +80,7 @@ def generate(
     if not isinstance(model, Model):
         raise argument_error("model", model, "a `keras_dist.Model`")
     _check_tokens(model, rows)
-    _check_positions(model, max(map(len, rows)), max_new_tokens)
+    check_positions(model, max(map(len, rows)), max_new_tokens)
     built = model._with_weights()
     run = Generation(built, rows, max_new_tokens, sampling)
     try:
@@ -125,15 +125,6 @@ def _check_tokens(model: Any, rows: Sequence[np.ndarray]) -> None:
         fix = "use the tokenizer of the model; bytes are tokens of a model that was trained on bytes"
         summary = "generate: `prompts` has tokens that are not in the vocabulary"
         raise ModelError(summary, given=shorten(wrong), expected=f"tokens from 0 to {size - 1}", fix=fix)
-
-
-def _check_positions(model: Any, longest: int, new: int) -> None:
-    """Check that a model with learned positions has enough of them."""
-    positions = getattr(model, "max_positions", None)
-    if positions is not None and longest + new > positions:
-        summary = f"generate: the model has {positions} positions"
-        given = f"a prompt of {longest} tokens, max_new_tokens={new}"
-        raise ModelError(summary, given=given, fix=f"prompts and new tokens of at most {positions} tokens together")
 
 
 def _checked_sampling(temperature: Any, top_k: Any, top_p: Any) -> tuple[Sampling, tuple[np.float32, np.float32]]:

@@ -74,6 +74,15 @@ class Sampling:
         return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
 
 
+def check_positions(model: Any, longest: int, new: int) -> None:
+    """Check that a model with learned positions has enough of them."""
+    positions = getattr(model, "max_positions", None)
+    if positions is not None and longest + new > positions:
+        summary = f"generate: the model has {positions} positions"
+        given = f"a prompt of {longest} tokens, max_new_tokens={new}"
+        raise ModelError(summary, given=given, fix=f"prompts and new tokens of at most {positions} tokens together")
+
+
 class Network(Protocol):
     """A network with weights, or with their shapes: what runs the programs, or lowers them."""
 
@@ -107,7 +116,8 @@ class Generation:
         self._is_added = np.arange(count) >= len(rows)
         self._tokens = np.zeros((count, length), np.int32)
         for place, row in enumerate(rows):
-            self._tokens[place, : len(row)] = row
+            if row.any():  # in a plan all are zeros, which take no memory until they are written
+                self._tokens[place, : len(row)] = row
 
     def __call__(self, stops: Sequence[int], seed: int, factors: tuple[np.float32, np.float32]) -> PyTree:
         """Return the new tokens (rows, new tokens), and more columns of programs for more tokens."""

@@ -60,7 +60,7 @@ def test_each_option_costs_what_it_is_known_for(found):
     assert again.needed_nbytes < plain.needed_nbytes
     assert again.verdict.roofline.compute_seconds > plain.verdict.roofline.compute_seconds
     slots = plain.verdict.slots_nbytes
-    assert plain.remat is None
+    assert plain.remat == "none"
     assert slots == 2 * 4 * DEPTH * (2 * 4 * WIDTH * WIDTH + 5 * WIDTH), "two of float32 for each weight"
     seconds = moved.verdict.rooflines["propagated"].host_seconds
     assert seconds == pytest.approx(slots / 16e9, rel=1e-3), "PCIe of v5e"
@@ -145,3 +145,37 @@ def test_a_target_must_have_a_memory(target):
 def test_a_pattern_that_matches_no_layer_is_an_error():
     with pytest.raises(ModelError, match="neither a policy nor the path of a layer"):
         kd.plan(model, batch(8), target="v5e:1x1", remat="stack/blok", compiles=False)
+
+
+def test_options_that_are_not_searched_are_kept():
+    found = kd.plan(
+        model, batch(8), search="batch", remat="full", slot_memory="pinned_host", target="v5e:1x1", compiles=False
+    )
+    assert {(each.remat, each.slot_memory) for each in found.points} == {("full", "pinned_host")}
+    with pytest.raises(ModelError, match="neither a policy nor the path of a layer"):
+        kd.plan(model, batch(8), search="batch", remat="nothing/.*", target="v5e:1x1", compiles=False)
+
+
+def test_what_a_plan_refuses_a_search_refuses():
+    x = jax.ShapeDtypeStruct((64, LENGTH, WIDTH), "float32")
+    for wrong in (
+        None,
+        (x, jax.ShapeDtypeStruct((32, LENGTH, WIDTH), "float32")),
+        (x, jax.ShapeDtypeStruct((), "float32")),
+    ):
+        with pytest.raises(kd.errors.DataError):
+            kd.plan(model, wrong, search="batch", target="v5e:1x1", compiles=False)
+
+
+def test_a_batch_that_is_far_too_large_is_halved_until_one_fits():
+    found = kd.plan(model, batch(2**20 + 1), search="batch", target="v5e:1x1", compiles=False)
+    assert found.best is not None and found.exit_code == 0
+    large = kd.Sequential([kd.Input((2**17,)), layers.Dense(2**17)])
+    x = jax.ShapeDtypeStruct((8, 2**17), "float32")
+    assert kd.plan(large, (x, x), None, "sgd", "mse", search="batch", target="v5e:1x1", compiles=False).exit_code == 1
+
+
+def test_evaluation_does_not_move_slots():
+    options = {"target": "v5e:1x1", "slot_memory": "pinned_host", "compiles": False}
+    lines = {mode: kd.plan(model, batch(8), mode=mode, **options).verdict.roofline for mode in ("train", "test")}
+    assert lines["train"].host_seconds > lines["test"].host_seconds == 0

@@ -140,3 +140,46 @@ def test_a_model_without_a_cache_is_an_error():
 def test_targets_and_devices_must_agree():
     with pytest.raises(kd.errors.MeshError):
         kd.plan(decoder, distribution=layouts()["megatron"], generate=(1, 4, 4), target=target("v5e:1x1"))
+
+
+def test_keys_of_fewer_heads_than_devices_are_whole():
+    """As `kd.generate` runs them: two heads over four devices."""
+    attention = AttentionConfig(num_heads=8, num_kv_heads=2, head_dim=16)
+    sizes = {"vocab_size": 256, "hidden_size": 64, "num_layers": 2}
+    config = DecoderConfig(family="llama", **sizes, attention=attention, feed_forward=FeedForwardConfig(64))
+    few = Decoder(config)
+    mesh = kd.DeviceMesh("data=2,model=4")
+    with pytest.warns(kd.errors.LayoutWarning, match="does not divide"):
+        layout = kd.ModelParallel(kd.pretrained.rules(few, mesh), batch_dim_name="data")
+    report = kd.plan(few, distribution=layout, generate=(5, 20, 2))
+    assert (report.prompts, report.rows) == (5, 8)
+    keys = report.cache.rows[0]
+    assert keys.axes[2] is None and keys.nbytes_per_device <= keys.nbytes // 2
+
+
+def test_learned_positions_must_be_enough():
+    attention = AttentionConfig(num_heads=4, num_kv_heads=4, head_dim=8)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 1, "learned_positions": True, "max_length": 8}
+    config = DecoderConfig(family="llama", **sizes, attention=attention, feed_forward=FeedForwardConfig(64))
+    with pytest.raises(ModelError, match="the model has 8 positions"):
+        kd.plan(Decoder(config), generate=(1, 20, 5))
+
+
+@pytest.mark.parametrize(
+    "other", [{"batch": np.zeros((4, 4))}, {"optimizer": "adam"}, {"mode": "test"}, {"search": "batch"}]
+)
+def test_what_generation_does_not_have_is_an_error(other):
+    with pytest.raises(ModelError, match=f"plans `kd.generate` alone\\n  given:    {next(iter(other))}"):
+        kd.plan(decoder, generate=(1, 4, 4), **other)
+
+
+def test_a_distribution_must_be_one():
+    with pytest.raises(kd.errors.KerasDistError, match="`distribution` must be a DataParallel"):
+        kd.plan(decoder, distribution="data", generate=(1, 4, 4))
+
+
+def test_many_prompts_take_no_memory():
+    report = kd.plan(decoder, generate=(2**18, 2**14, 2), target="v5e:1x1", compiles=False)
+    assert report.fits is False, "16 GiB of prompts"
+    single = kd.plan(decoder, generate=(4096, 2**17, 1), target="v5e:1x1", compiles=False)
+    assert single.fits is False, "the first program returns the cache"
