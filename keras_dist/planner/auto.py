@@ -53,7 +53,7 @@ from keras_dist.planner.targets import Target, as_target, devices, target_of
 from keras_dist.planner.targets import target as target_named
 from keras_dist.planner.tracing import trace_step
 
-_MOST_COMPILED = 3
+_MOST_COMPILED = 4
 """Candidates that are compiled beside the presets: the best, and the best with no more doubts than data parallel.
 
 Experts over a batch of all axes take 1.8 ms in a screen, and 4.5 compiled; Megatron's rules 2.5, and 4.1.
@@ -78,7 +78,7 @@ class AutoParallel(Distribution):
     objective improves. Weights are unsharded or fully sharded over the axes of the batch. If memory is the objective or
     is short, repeated blocks are also recomputed in the backward pass.
 
-    The presets, the best three others and the best three with no more estimates than data parallel are then traced
+    The presets, the best four others and the best four with no more estimates than data parallel are then traced
     under their layouts. With a target they are compiled, too, in several processes, and ranked by their compiled steps.
     `explanation` and `not_compiled` of the result say what was not compiled, and why. Without any compiled step
     candidates are ranked by propagated figures. The result is deterministic, unless the time limit ends the search.
