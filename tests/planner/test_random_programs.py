@@ -27,6 +27,7 @@ def test_nothing_is_wrong_for_tpus(tpu_compiler, seed):
 
 
 @pytest.mark.soak
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("target", ["cpu:8", "v5e:2x4"])
 def test_new_programs(request, target):
     """Seeds that no test has seen, but in a single round, as CI runs it; a failing one becomes a case."""
