@@ -54,6 +54,8 @@ def costly_layouts(
         return _without_small(problems, program, step)
     changed = {path for change in remedy.changes for path in change}
     if remedy.gain >= _LEAST_GAIN:
+        holds_more = remedy.after.held_nbytes > remedy.before.held_nbytes  # no answer to a weight that is whole
+        doubts = [each for each in doubts if each.kind != "whole" or not holds_more]
         problems += tuple(each for each in doubts if each.path in changed - {each.path for each in problems})
     left = {(each.kind, each.path) for each in _problems(remedy.program, remedy.step)}
     is_ended = [(each.kind, each.path) not in left for each in problems]
