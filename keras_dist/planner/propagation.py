@@ -253,23 +253,35 @@ _Exchange = tuple[Collective | None, Estimate | None]
 
 
 def _with_neighbours(exchanges: Sequence[_Exchange]) -> Iterator[_Exchange]:
-    """Mark collectives of layers for whose operands XLA may choose other layouts, or rotate shards."""
+    """Mark collectives of layers for whose operands XLA may choose other layouts, or rotate shards.
+
+    A layout that XLA chooses is kept up to the next all-to-all, and so on.
+    """
     chosen = {layer for moved, _ in exchanges if moved and moved.doubt == "reshard" for layer in _layers(moved)}
+    joined = [_layers(moved) for moved, _ in exchanges if moved and moved.kind == "all_to_all"]
+    known = 0
+    while known < len(chosen):
+        known, around = len(chosen), {outer for layer in chosen for outer in _enclosing(layer)}
+        chosen |= {layer for layers in joined if not layers.isdisjoint(around) for layer in layers}
     rotated = {found.layer for moved, found in exchanges if found and not moved}
     reason = "XLA may choose other layouts in this layer"
     for moved, found in exchanges:
         if moved and moved.doubt not in ("reshard", "stack"):
             is_rotated = moved.kind == "collective_permute" and moved.layer in rotated
-            if is_rotated or not chosen.isdisjoint(_layers(moved, inside=True)):
+            if is_rotated or any(not chosen.isdisjoint(_enclosing(layer)) for layer in _layers(moved)):
                 moved = dataclasses.replace(moved, doubt="neighbour")
                 found = Estimate(moved.layer, moved.operation, reason, "", 1, *moved.interval, moved.doubt)
         yield moved, found
 
 
-def _layers(moved: Collective, *, inside: bool = False) -> set[str]:
-    """Return the layers that compute and need an array, and those they are inside of."""
-    layers = {moved.layer, moved.needed_by} - {""}
-    return {path[: found.start()] for path in layers for found in re.finditer("/|$", path)} if inside else layers
+def _layers(moved: Collective) -> set[str]:
+    """Return the layers that compute and need an array."""
+    return {moved.layer, moved.needed_by} - {""}
+
+
+def _enclosing(layer: str) -> set[str]:
+    """Return the path of a layer, and of those it is inside of."""
+    return {layer[: found.start()] for found in re.finditer("/|$", layer)}
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
