@@ -12,7 +12,8 @@ from keras_dist.planner.generation import GenerationReport, Phase
 from keras_dist.planner.logical_rules import LogicalRules
 from keras_dist.planner.plan_snapshots import assert_plan
 from keras_dist.planner.planning import CheckReport, check, plan
-from keras_dist.planner.propagation import Collective, Propagated, Repeated, propagate
+from keras_dist.planner.propagated import Collective, Propagated, Repeated
+from keras_dist.planner.propagation import propagate
 from keras_dist.planner.report import PlanReport
 from keras_dist.planner.roofline import Roofline, roofline
 from keras_dist.planner.search import Candidate

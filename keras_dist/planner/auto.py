@@ -47,7 +47,7 @@ from keras_dist.planner.compiled import CompiledFigures, start
 from keras_dist.planner.compilers import Compilers
 from keras_dist.planner.dim_classes import DimClasses, OneDevice, classes_of
 from keras_dist.planner.propagation import propagate
-from keras_dist.planner.search import Candidate, Objective, Search, blocks_of, meshes_of, step_seconds
+from keras_dist.planner.search import Candidate, Objective, Search, meshes_of, step_seconds
 from keras_dist.planner.search_result import SearchResult, distribution_of, result_of
 from keras_dist.planner.targets import Target, as_target, devices, target_of
 from keras_dist.planner.targets import target as target_named
@@ -215,7 +215,7 @@ class AutoParallel(Distribution):
         until = deadline - self.time_limit_seconds * _PART_OF_SCREENING
         search = Search(traced(None), self.objective, self.memory_limit, self._machine, until)
         best = search.run(self._meshes())
-        rule = blocks_of(traced(None))
+        rule = traced(None).program.blocks
         is_short = self.memory_limit is not None and best.nbytes > self.memory_limit
         if rule is not None and (is_short or self.objective == "memory"):
             search.classes, search.remat = traced(rule), rule

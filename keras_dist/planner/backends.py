@@ -47,7 +47,7 @@ class Backend:
 
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "i8": "int8"}
-"""Names of element types of MLIR, with those of NumPy."""
+"""NumPy's name of an element type, by the name in MLIR."""
 _WIDENED = {"bfloat16": 4, "float16": 4}
 BACKENDS = {
     "cpu": Backend(multiplied=_WIDENED, computes_so=True, added=_WIDENED),

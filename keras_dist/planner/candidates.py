@@ -9,7 +9,8 @@ from typing import Any
 from keras_dist._unstable import shardy
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.planner.propagation import Propagated, propagate_module
+from keras_dist.planner.propagated import Propagated
+from keras_dist.planner.propagation import propagate_module
 from keras_dist.planner.sharded_module import layer_in, name_of, returned_by, weight_in
 from keras_dist.planner.tracing import StepProgram
 

@@ -18,8 +18,9 @@ from keras_dist._support.arguments import check_axis_sizes, check_kind, check_nu
 from keras_dist._support.extras import import_extra
 from keras_dist._unstable import shardy
 from keras_dist.errors import MeshError, MissingExtraError
+from keras_dist.planner.backends import Kind
 from keras_dist.planner.compilers import Compilers, not_compiled
-from keras_dist.planner.propagation import Collective, Kind, nbytes_by_axes
+from keras_dist.planner.propagated import Collective, nbytes_by_axes
 from keras_dist.planner.targets import Chip, Target, as_target, places_in_mesh
 from keras_dist.planner.tracing import StepProgram
 

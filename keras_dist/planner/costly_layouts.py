@@ -22,7 +22,7 @@ from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_axes, render_bytes, render_interval
 from keras_dist.planner.exchanges import axes_text
 from keras_dist.planner.explanation import reason_of
-from keras_dist.planner.propagation import Collective, Propagated, Repeated
+from keras_dist.planner.propagated import Collective, Propagated, Repeated
 from keras_dist.planner.remedies import Remedy, Retrace, find_remedy, kind_of
 from keras_dist.planner.search import used_by
 from keras_dist.planner.search_result import ConfigPart

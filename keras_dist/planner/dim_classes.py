@@ -25,7 +25,7 @@ from keras_dist.distribution.tracing import without_kernels
 from keras_dist.errors import LayoutError, unknown_name_error
 from keras_dist.planner.candidates import Screen
 from keras_dist.planner.dim_graph import PASSES, DimGraph, Event
-from keras_dist.planner.propagation import Propagated
+from keras_dist.planner.propagated import Propagated
 from keras_dist.planner.tracing import StepProgram, trace_step
 
 INPUTS = "input/"

@@ -15,7 +15,8 @@ from keras_dist._support.text_tables import Table, render
 from keras_dist._support.types import PyTree
 from keras_dist.distribution.render import render_bytes, render_seconds
 from keras_dist.errors import ConfigError, KerasDistError
-from keras_dist.planner.propagation import Propagated, propagate
+from keras_dist.planner.propagated import Propagated
+from keras_dist.planner.propagation import propagate
 from keras_dist.planner.targets import Target
 from keras_dist.planner.tracing import StepProgram
 from keras_dist.planner.verdict import Verdict, judge

@@ -20,7 +20,8 @@ from keras_dist.distribution.plan import LayoutPlan, Row, make_row
 from keras_dist.distribution.render import layout_table, render_bytes, render_seconds
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.planner.backends import users_of
-from keras_dist.planner.propagation import Propagated, propagate
+from keras_dist.planner.propagated import Propagated
+from keras_dist.planner.propagation import propagate
 from keras_dist.planner.sharded_module import ShardedModule, returned_by
 from keras_dist.planner.targets import Target
 from keras_dist.planner.tracing import StepProgram, forward_of, planning

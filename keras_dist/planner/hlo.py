@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from keras_dist.planner.backends import Kind
 from keras_dist.planner.exchanges import jax_operation, products_in_window
 from keras_dist.planner.hlo_text import Computation, Instruction, parse_computations, turns_of
 from keras_dist.planner.memory_traffic import traffic_nbytes
-from keras_dist.planner.propagation import Collective, Kind
+from keras_dist.planner.propagated import Collective
 from keras_dist.planner.sharded_module import layer_in
 
 KINDS: Mapping[str, Kind] = {

@@ -56,7 +56,7 @@ class PeakMemory:
 def peak_memory(module: ShardedModule) -> PeakMemory:
     """Estimate the memory of a step on one device."""
     main, reader = module.functions["main"], Reader(module)
-    given = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else ()  # noqa: SIM401
+    given = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else ()  # noqa: SIM401  # they have no `get`
     arguments = list(zip(main.regions[0].blocks[0].arguments, reader.main.arguments, given, strict=False))
     donated = [stored for _, stored, of in arguments if any(name in of for name in _DONATED)]
     on_device = [each for each in arguments if program.ON_HOST not in str(each[2])]
@@ -160,7 +160,20 @@ class _Simulation:
                 live += nbytes
             peak = max(peak, live + inside)
             live -= sum(sizes.pop(value, 0) for value in dying.pop(index, ()))
-        return peak
+        combined = self._combined() if self._storage.combines_sums else ()
+        return max(peak, 2 * sum(getattr(value, figure) for value in combined))  # operands and results
+
+    def _combined(self) -> set[Value]:
+        """Return the results of all-reduces that are only added."""
+        reduced, sums = set[Value](), set[Value]()
+        for operation in self._block.operations:
+            if operation.name == "sdy.all_reduce":
+                reduced.update(operation.results)
+            elif operation.name == "stablehlo.add" and all(len(operand.readers) == 1 for operand in operation.operands):
+                read = [self._roots_of(operand) for operand in operation.operands]
+                if all(roots and roots <= reduced | sums for roots in read):
+                    sums.update(*read, operation.results)
+        return reduced & sums
 
     def _filled(self) -> Iterator[Value]:
         """Yield the results of loops that are constants before."""

@@ -67,8 +67,12 @@ def plan(
     loss: Any = None,
     *,
     target: str | Target,
+    remat: str | None = None,
+    slot_memory: str | None = None,
     compiles: bool = True,
     timeout_seconds: float = 600,
+    flash_attention: bool = False,
+    mode: Mode = "train",
     search: Sequence[str],
 ) -> Frontier: ...
 def plan(
@@ -113,7 +117,7 @@ def plan(
         flash_attention: whether the machine will compute attention by a kernel that does not store scores. The least
             time then leaves out the traffic of scores that the lowered step stores. Kernels in the step, such as those
             of `kd.pretrained`, need no such promise.
-        mode: "test" for a step of `evaluate`, whose state is that of training.
+        mode: "test" for a step of `evaluate`. The state is the same as in training, with slots.
         generate: prompts, tokens of a prompt and new tokens: the report is then a `GenerationReport` of `kd.generate`,
             with the bytes of the cache, and the least times of reading the prompts and of each new token.
         search: some of "batch", "remat" and "offload": the report is then a `Frontier` of memory and time, of batches
@@ -123,12 +127,13 @@ def plan(
             `{"training": {"micro_batches": 8}}`. Remedies are then such lines, and not Python.
 
     Raises:
-        ConfigError: `target` is not a machine.
+        ConfigError: `target` is not a machine, or `search` is given without a target with memory of its own.
         DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
         LayoutError: the layout rules cannot be applied; under `strict` also if they have no effect, or if large
             weights stay whole.
         MeshError: the mesh and the target have different numbers of devices.
-        ModelError: `model_or_factory` is not a model, or does not accept the batch.
+        ModelError: `model_or_factory` is not a model, or does not accept the batch; arguments of a step are given
+            beside `generate`.
 
     Example:
         >>> import jax, keras_dist as kd

@@ -35,7 +35,8 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import KerasDistError, LayoutWarning
 from keras_dist.planner.candidates import Screen
 from keras_dist.planner.logical_rules import edited_rules
-from keras_dist.planner.propagation import Propagated, propagate
+from keras_dist.planner.propagated import Propagated
+from keras_dist.planner.propagation import propagate
 from keras_dist.planner.search import fully_sharded, nbytes_of, used_by
 from keras_dist.planner.search_result import ConfigPart, options_of
 from keras_dist.planner.tracing import StepProgram

@@ -17,7 +17,7 @@ from keras_dist.distribution.render import layout_table, render_bytes, render_in
 from keras_dist.planner import html
 from keras_dist.planner.comparison import Comparison, compare
 from keras_dist.planner.explanation import Activation, Explanation, explain
-from keras_dist.planner.propagation import Propagated
+from keras_dist.planner.propagated import Propagated
 from keras_dist.planner.verdict import Verdict
 
 _MOST_LINES, _MOST_ESTIMATES = 20, 3

@@ -13,7 +13,8 @@ import numpy as np
 
 from keras_dist._support.arguments import argument_error, check_axis_sizes, check_number, check_option
 from keras_dist.errors import MeshError
-from keras_dist.planner.propagation import Collective, Kind
+from keras_dist.planner.backends import Kind
+from keras_dist.planner.propagated import Collective
 from keras_dist.planner.targets import Target, TargetDevice, as_target, places_in_mesh
 
 Axes = tuple[str, ...]

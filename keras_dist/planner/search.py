@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import itertools
 import math
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from keras_dist.distribution.plan import Row
 from keras_dist.planner.backends import Moved, shards_moved_as
 from keras_dist.planner.compiled import CompiledFigures
 from keras_dist.planner.dim_classes import DimClass, DimClasses
-from keras_dist.planner.propagation import Collective, Propagated
+from keras_dist.planner.propagated import Collective, Propagated
 from keras_dist.planner.roofline import roofline
 from keras_dist.planner.targets import Target
 from keras_dist.planner.verdict import bound_nbytes
@@ -316,16 +315,3 @@ def meshes_of(devices: int) -> list[dict[str, int]]:
     """Return the meshes `data` x `model` of `count` devices, those with more batch shards first."""
     sizes = [size for size in range(2, devices + 1) if devices % size == 0]
     return [{"data": devices}, *({"data": devices // size, "model": size} for size in sizes)]
-
-
-def blocks_of(classes: DimClasses) -> str | None:
-    r"""Return a `remat` for the blocks that a model repeats, such as `blocks/\d+`, or None."""
-    repeated: dict[str, set[str]] = {}
-    for row in classes.program.state.rows:
-        parts = row.path.split("/") if row.role == "parameter" else []
-        numbers = [index for index, part in enumerate(parts[:-1]) if part.isdecimal()]
-        if numbers and len(parts) > numbers[0] + 2:  # modules of modules, not single layers
-            block = parts[: numbers[0]]
-            repeated.setdefault("/".join([*map(re.escape, block), r"\d+"]), set()).add(parts[numbers[0]])
-    found = [rule for rule, blocks in repeated.items() if len(blocks) > 1]
-    return "|".join(found) or None

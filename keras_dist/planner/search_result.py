@@ -20,7 +20,7 @@ from keras_dist.distribution.render import render_bytes, render_seconds
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded
 from keras_dist.planner.logical_rules import BATCH, axis_names_of, layout_map_of
-from keras_dist.planner.propagation import Collective
+from keras_dist.planner.propagated import Collective
 from keras_dist.planner.search import Candidate
 
 _MOST_CANDIDATES = 10

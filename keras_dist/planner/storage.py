@@ -29,6 +29,7 @@ class Storage:
         fuses_into_products: whether products compute operands and results, rather than read and write memory.
         keeps_remat: whether the backward pass repeats what `remat` does not keep, outside of loops.
         fills_early: whether the arrays that loops fill may be allocated before the first loop.
+        combines_sums: whether all-reduces that are only added, as gradients of unrolled loops, become one of them all.
     """
 
     lanes: int = 1
@@ -38,6 +39,7 @@ class Storage:
     fuses_into_products: bool = False
     keeps_remat: bool = True
     fills_early: bool = False
+    combines_sums: bool = False
 
     def least_nbytes(self, shape: Sequence[int], element_nbytes: int) -> int:
         """Return the bytes of an array in the order of dims with least padding, as arguments and results have."""
@@ -71,7 +73,7 @@ class Storage:
 
 
 STORAGE = {
-    "cpu": Storage(widest={"bf16": 4, "f16": 4}, keeps_remat=False, fills_early=True),
+    "cpu": Storage(widest={"bf16": 4, "f16": 4}, keeps_remat=False, fills_early=True, combines_sums=True),
     "tpu": Storage(lanes=128, sublanes=8, rounds=True, fuses_into_products=True, fills_early=True),
     "cuda": Storage(),
 }

@@ -12,7 +12,7 @@ from keras_dist.distribution.render import render_bytes, render_seconds
 from keras_dist.errors import CompilationError, MissingExtraError
 from keras_dist.planner.compiled import CompiledFigures, figures
 from keras_dist.planner.peak_memory import PeakMemory
-from keras_dist.planner.propagation import Collective, Propagated
+from keras_dist.planner.propagated import Collective, Propagated
 from keras_dist.planner.roofline import Roofline, roofline
 from keras_dist.planner.targets import Target
 from keras_dist.planner.tracing import StepProgram
@@ -136,15 +136,7 @@ class Verdict:
         return self.rooflines.get("compiled") or self.rooflines["propagated"]
 
     def __str__(self) -> str:
-        saved = f"a save copies at most {render_bytes(self.snapshot_nbytes)} to the memory of a host"
-        parts = (
-            f"{self.target}: {self.memory}",
-            *self._bound,
-            *self._padding,
-            *self._slots,
-            self._time,
-            *[saved] * bool(self.limit_nbytes),
-        )
+        parts = f"{self.target}: {self.memory}", *self._bound, *self._padding, *self._slots, self._time
         return "; ".join(parts) + (f"; not compiled: {self.note}" if self.note else "")
 
     @property
@@ -191,7 +183,8 @@ class Verdict:
         if not self.limit_nbytes:
             return f"uses memory of the host: {self._on_host}"
         if self.fits is False:
-            tier = "compiled" if self.compiled else "exact: state and batch alone"
+            known = "propagated" if self.padding_nbytes else "exact"
+            tier = "compiled" if self.compiled else f"{known}: state and batch alone"
             return f"does not fit (short by {render_bytes(self.short_by_nbytes)} of {limit}; {tier})"
         if self.compiled is not None:
             needed = f"{render_bytes(self._needed_nbytes)} of {limit}; compiled"

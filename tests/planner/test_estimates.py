@@ -14,7 +14,7 @@ from keras_dist.distribution.render import render_interval
 from keras_dist.planner import exchanges, html, propagate
 from keras_dist.planner.estimates import interval_of
 from keras_dist.planner.hlo import parse_program
-from keras_dist.planner.propagation import nbytes_by_axes
+from keras_dist.planner.propagated import nbytes_by_axes
 from keras_dist.planner.tracing import trace_step
 
 ROWS, LENGTH, WIDTH, HEADS, HEAD = 4, 8, 16, 4, 4

@@ -126,7 +126,7 @@ def test_it_does_not_fit_where_the_state_alone_is_too_large():
     assert report.fits is False and report.exit_code == 1
     stored = report.verdict.least_nbytes + report.verdict.padding_nbytes
     assert report.verdict.short_by_nbytes == stored - 16 * GIB > 0
-    assert "does not fit (short by" in str(report) and "exact" in str(report.verdict)
+    assert "does not fit (short by" in str(report) and "propagated: state and batch alone" in str(report.verdict)
     assert report.to_dict()["verdict"]["fits"] is False
 
 
