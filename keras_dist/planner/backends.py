@@ -89,6 +89,9 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
     element = str(result.type.element_type)
     dtype = DTYPES.get(element, element)
     if kind == "all_reduce":
+        if (whole := _sharded_operand_nbytes(operation.operands[0].owner, module)) <= nbytes and whole:
+            multiplied = backend.multiplied if _multiplies(operation.operands[0].owner.operation) else {}
+            return Moved("all_gather", _converted(whole, dtype, multiplied.get(dtype)))
         least, users, doubt = backend.scattered_nbytes, list(users_of(result, module)), ""
         if least is not None and result.type.rank > 1 and users and all(_is_slice(each, operation) for each in users):
             is_scattered = nbytes > least and not all(_is_one_tile(each, module) for each in users)
@@ -108,6 +111,20 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
         if dtype in backend.multiplied and all(map(uses_so, users)):
             return Moved(kind, _converted(nbytes, dtype, backend.multiplied[dtype]))
     return Moved(kind, nbytes)
+
+
+def _sharded_operand_nbytes(maker: Any, module: ShardedModule) -> int:
+    """Return the bytes of the operand of a product that XLA gathers if the sum of the product is not smaller, or 0.
+
+    It contracts dims that are whole in the other operand, of which a device uses its slice.
+    """
+    if is_argument(maker) or maker.operation.name != "stablehlo.dot_general":
+        return 0
+    for sliced, other in zip(maker.operation.operands, reversed(maker.operation.operands), strict=True):
+        if not is_argument(sliced.owner) and sliced.owner.operation.name == "sdy.all_slice":
+            shards = module.nbytes(sliced.owner.operation.operands[0]) // max(module.nbytes(sliced), 1)
+            return module.nbytes(other) * shards
+    return 0
 
 
 def _alike(gather: Any, with_conversions: bool, module: ShardedModule) -> list[Any]:

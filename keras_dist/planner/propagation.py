@@ -126,7 +126,8 @@ def _with_neighbours(exchanges: Sequence[_Exchange]) -> Iterator[_Exchange]:
     reason = "XLA may choose other layouts in this layer"
     for moved, found in exchanges:
         if moved and moved.doubt not in ("reshard", "stack"):
-            is_rotated = moved.kind == "collective_permute" and moved.layer in rotated
+            of = {"collective_permute": moved.layer, "all_gather": moved.needed_by, "all_to_all": moved.needed_by}
+            is_rotated = of.get(moved.kind) in rotated - {""}
             if is_rotated or any(not chosen.isdisjoint(_enclosing(layer)) for layer in _layers(moved)):
                 moved = dataclasses.replace(moved, doubt="neighbour")
                 found = Estimate(moved.layer, moved.operation, reason, "", 1, *moved.interval, moved.doubt)

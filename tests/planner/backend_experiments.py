@@ -45,6 +45,12 @@ def _product(function: Callable[..., Any], dtype: Any, results: Any = ROWS, **re
     return Experiment(function, arguments, results, _by_target(recorded))
 
 
+def _contraction(inputs: int, outputs: int, *, shards_both: bool = False, **recorded: Moved) -> Experiment:
+    """A product that contracts a sharded dim of its first operand with a dim of the second."""
+    arguments = ((64, inputs), COLUMNS, _F), ((inputs, outputs), ROWS if shards_both else WHOLE, _F)
+    return Experiment(lambda x, w: (2 * x) @ w, arguments, WHOLE, _by_target(recorded))
+
+
 def _by_target(recorded: dict[str, Moved]) -> dict[str, Moved]:
     return {{"cpu": "cpu:8", "tpu": "v5e:2x4"}[name]: moved for name, moved in recorded.items()}
 
@@ -127,6 +133,13 @@ EXPERIMENTS = {
         (((256, 512), ROWS, _F), ((512, 512), ROWS, _F), ((512, 512), WHOLE, _F)),
         ROWS,
         _by_target({"cpu": {"all_gather": 2**20}, "tpu": {"all_gather": 2**19}}),
+    ),
+    "contraction with a whole matrix": _contraction(256, 256, cpu={"all_gather": 2**16}, tpu={"all_gather": 2**15}),
+    "contraction with a whole matrix, few outputs": _contraction(
+        256, 128, cpu={"all_reduce": 2**15}, tpu={"all_reduce": 2**15}
+    ),
+    "contraction with a sharded matrix": _contraction(
+        256, 256, shards_both=True, cpu={"all_reduce": 2**16}, tpu={"all_reduce": 2**16}
     ),
     "sum over functions": Experiment(
         _summed_unrolled,

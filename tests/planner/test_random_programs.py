@@ -9,7 +9,7 @@ from keras_dist.planner.peak_memory import PeakMemory
 from tests.planner.random_programs import FIRST, Found, compare
 from tests.soak import LARGE, ROUNDS
 
-CPU = [102, 103, 112, 125, 131, 100048, 100061]
+CPU = [102, 103, 112, 125, 131, 100048, 100061, 300003, 300012, 300014, 300024]
 TPU = [9014, 9016]
 """Seeds with figures that were wrong."""
 
