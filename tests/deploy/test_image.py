@@ -43,12 +43,16 @@ def test_the_image_is_built_from_files_of_the_repository_alone():
     read += project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert {*read, "pyproject.toml", "constraints.txt", str(SCRIPT.relative_to(ROOT))} == {*copied}
     assert not [each for each in CONTAINER["RUN"] if "pip install" in each and "--no-cache-dir" not in each]
-    order = [line.split()[0] for line in (ROOT / "deploy" / "Dockerfile").read_text().splitlines() if line[:1].isupper()]
+    order = [
+        line.split()[0] for line in (ROOT / "deploy" / "Dockerfile").read_text().splitlines() if line[:1].isupper()
+    ]
     assert order.index("USER") > max(index for index, name in enumerate(order) if name == "RUN")
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("accelerator, extras", [("cpu", "datasets"), ("cuda", "datasets,cuda"), ("tpu", "datasets,tpu")])
+@pytest.mark.parametrize(
+    "accelerator, extras", [("cpu", "datasets"), ("cuda", "datasets,cuda"), ("tpu", "datasets,tpu")]
+)
 def test_the_accelerator_decides_what_is_installed(tmp_path, accelerator, extras):
     code, printed = install(tmp_path, accelerator)
     assert (code, printed) == (0, f"install --no-cache-dir --constraint /source/constraints.txt /source[{extras}]\n")
