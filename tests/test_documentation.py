@@ -159,7 +159,7 @@ def test_commands_that_pages_show_have_these_options():
         assert command in known and options <= known[command], (name, command, options - known.get(command, set()))
 
 
-UNTRIED = re.compile(r"^\$ (?:sbatch|kubectl|gcloud|mpirun) ", re.MULTILINE)
+UNTRIED = re.compile(r"^\$ (?:sbatch|kubectl|gcloud|mpirun|sky|systemctl) ", re.MULTILINE)
 
 
 @pytest.mark.multiprocess

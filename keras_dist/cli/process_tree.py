@@ -42,7 +42,9 @@ def run_guarded(act: Callable[[], int], on_signal: Callable[[int, bool], None]) 
     for number in _SIGNALS:
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    while (ended := os.waitpid(-1, 0))[0] != child:
+        pass  # process 1 of a container is the parent of what `kubectl exec` leaves behind
+    code = os.waitstatus_to_exitcode(ended[1])
     end_descendants()
     return code if code >= 0 else 128 - code
 

@@ -19,7 +19,7 @@ THREADS = {
         "created in shards",
     ),
     "keras#20998: two GPUs are not faster than one": ("how_to/slow_step.md", "# A slow step"),
-    "keras-hub#1850: how to train on several hosts": ("how_to/clusters.md", "## Cloud TPU"),
+    "keras-hub#1850: how to train on several hosts": ("how_to/cloud_tpu.md", "# Cloud TPU"),
     "keras-hub#2158: LoRA at 8,192 tokens": ("how_to/out_of_memory.md", "## Fine-tune on long sequences"),
     "flax#4609: a state of training in NNX": ("how_to/own_loop.md", "NNX"),
     "accelerate#4200: an axis of experts beside FSDP": ("how_to/sequences_and_experts.md", "FSDP beside experts"),
