@@ -9,7 +9,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.errors import ClusterError
-from keras_dist.jobs import joining
+from keras_dist.jobs import addresses, joining
 from tests.forks import Python
 from tests.processes import environment, free_address
 
@@ -180,12 +180,12 @@ def test_without_a_job_the_error_says_how_to_run_alone_and_a_job_that_is_not_req
 
 def test_the_coordinator_listens_on_its_own_address_alone(address):
     with pytest.raises(ClusterError, match="cannot listen on its address"):
-        joining._check_can_listen("192.0.2.1:1234")
+        addresses.check_can_listen("192.0.2.1:1234")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ClusterError, match="cannot listen on its address"):
-            joining._check_can_listen(f"127.0.0.1:{taken.getsockname()[1]}")
+            addresses.check_can_listen(f"127.0.0.1:{taken.getsockname()[1]}")
 
 
 LISTENS = """
