@@ -119,7 +119,7 @@ def join_job(
 
 
 def configure_joined(own_host: str) -> None:
-    """Let Gloo, which a backend of CPU devices starts, listen on this host, and C++ log errors only."""
+    """Let Gloo, which a backend of CPU devices will start, listen on this host, and C++ log errors only."""
     _log_of_cpp_from(_ERROR)  # jaxlib warns of signals, which their handlers log
     state, runtime = distributed.global_state, vars(distributed)["_jax"]
 
@@ -129,7 +129,8 @@ def configure_joined(own_host: str) -> None:
             collectives = runtime.make_gloo_tcp_collectives(distributed_client=state.client, hostname=own_host)
         return xla_bridge.make_cpu_client(collectives)
 
-    xla_bridge.register_backend_factory("cpu", make_cpu_client, priority=0, fail_quietly=False)
+    if not backend_started():
+        xla_bridge.register_backend_factory("cpu", make_cpu_client, priority=0, fail_quietly=False)
 
 
 def looks_for_gpus() -> bool:
