@@ -42,12 +42,6 @@ def is_loopback(number: str) -> bool:
     return ipaddress.ip_address(number.partition("%")[0]).is_loopback
 
 
-def are_same(address: str, other: str) -> bool:
-    """Whether two addresses of the form `"host:port"` have a numeric address in common."""
-    (host, port), (other_host, other_port) = host_and_port(address), host_and_port(other)
-    return port == other_port and (host == other_host or bool({*numbers_of(host)} & {*numbers_of(other_host)}))
-
-
 class CoordinatorAddress:
     """The coordinator's address for one process.
 
@@ -76,11 +70,10 @@ class CoordinatorAddress:
             if own is not None:
                 self.reached = f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
         self.bound = chosen or self.reached
-        self._is_chosen = chosen is not None
 
     def note(self) -> str | None:
         """Describe an address at which others may not reach the coordinator; None if the user has chosen it."""
-        if self.loopback is None or self._is_chosen:
+        if self.loopback is None or BIND_VARIABLE in os.environ:
             return None
         host, port = host_and_port(self.given)
         instead = f"listens on {self.bound} instead" if self.bound != self.given else "listens there all the same"

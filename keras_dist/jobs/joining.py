@@ -41,7 +41,6 @@ from keras_dist.jobs.addresses import (
     EVERYWHERE,
     CoordinatorAddress,
     answers,
-    are_same,
     cannot_listen,
     check_can_listen,
     host_and_port,
@@ -92,17 +91,16 @@ def initialize(
     shown once. C++ logs are shown from level ERROR on; with the variable `TF_CPP_MIN_LOG_LEVEL=0` all are shown.
 
     The coordinator listens only on the address that is given. Anyone who can reach its port can end the job, so use a
-    private network. Where the name of its own machine resolves to a loopback address such as Debian's 127.0.1.1, it
-    listens on the address of that machine towards the other processes or the default route, and logs this;
-    `JAX_COORDINATOR_BIND_ADDRESS="host:port"` in the environment of process 0 chooses another address, and is needed
-    if the given one is not an address of the machine. Gloo, which moves data between CPU devices, listens on the
-    address with which its process reaches the coordinator.
+    private network. Where the host's name is a loopback address on its own machine, as 127.0.1.1 on Debian, the
+    coordinator listens on the machine's address towards the other processes or the default route, and logs it. The
+    variable `JAX_COORDINATOR_BIND_ADDRESS="host:port"` of process 0 chooses another address; it is needed if the given
+    one is not an address of the machine. Gloo, which moves data between CPU devices, listens on the address with which
+    its process reaches the coordinator.
 
-    If `jax.distributed.initialize` was called before, by a launcher such as Ray's JaxTrainer or by the program, this
-    process takes over that job: values that are given must agree with it, and `required` and a started backend do not
-    matter. JAX's own coordination service then aborts all other processes when process 0 exits, without a reason on
-    stderr, and also if one cannot be reached for its time-out (100 s by default). An exited process is noticed when a
-    collective fails, otherwise after `heartbeat_timeout_s`.
+    If Ray's JaxTrainer or the program has called `jax.distributed.initialize`, this process takes over that job, also
+    after a backend has started. Values that are given must agree with it. JAX's own coordination service then aborts
+    all other processes when process 0 exits, or one does not answer it for 100 s, without a reason on stderr. Other
+    processes that exit are noticed when a collective fails, or after `heartbeat_timeout_s`.
 
     Args:
         job_addresses: `"10.0.0.1:1234,10.0.0.2:2345"`, or only the first, the coordinator's; variable
@@ -155,6 +153,7 @@ def initialize(
     given = JobArguments.resolve(job_addresses, num_processes, process_id)
     is_running = jax_runtime.job_client() is not None
     if not required and not (is_running or given.is_any_given or jax_runtime.detects_job()):
+        _check_is_alone()
         return
     _check_is_first_use(is_running)
     if communication_options is not None:
@@ -181,6 +180,16 @@ def has_job_to_join(*, detect: bool) -> bool:
 
 def _seconds_until(end: float) -> int:
     return max(round(end - time.monotonic()), 1)
+
+
+def _check_is_alone() -> None:
+    """Raise in one of several workers of Ray Train, which JAX does not detect."""
+    workers: Any = 1
+    with contextlib.suppress(Exception):  # outside of a worker
+        workers = sys.modules["ray.train"].get_context().get_world_size()
+    if workers > 1:
+        fix = "pass the address of rank 0, world size and rank; or use JaxConfig(use_gpu=True), which joins the workers"
+        raise ClusterError("initialize: a worker of Ray Train would train alone", given=f"{workers} workers", fix=fix)
 
 
 def _check_is_first_use(is_running: bool) -> None:
@@ -223,14 +232,9 @@ def _take_over(given: JobArguments) -> str | None:
     process, processes = jax_runtime.place_in_job()
     address = jax_runtime.coordinator_address() or ""
     running = {"job_addresses": address, "num_processes": processes, "process_id": process}
-    values = (given.coordinator, given.num_processes, given.process_id)
-    asked = {name: value for name, value in zip(running, values, strict=True) if value is not None}
-    if given.coordinator is not None and are_same(given.coordinator, address):
-        del asked["job_addresses"]
+    asked = zip(running, (given.coordinator, given.num_processes, given.process_id), strict=True)
     differ = [
-        f"{name}={value}, but {running[name]} there"
-        for name, value in asked.items()
-        if value not in (None, running[name])
+        f"{name}={value}, but {running[name]} there" for name, value in asked if value not in (None, running[name])
     ]
     if differ:
         raise ClusterError(

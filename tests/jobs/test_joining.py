@@ -4,6 +4,8 @@ import contextlib
 import json
 import re
 import socket
+import sys
+import types
 
 import pytest
 
@@ -176,6 +178,15 @@ def test_without_a_job_the_error_says_how_to_run_alone_and_a_job_that_is_not_req
     command = re.search(r"`keras-dist (.* train\.py)`", missing[1])[1].split()
     code, output, _ = Python("-m", "keras_dist", *command, env=environment(1), cwd=tmp_path).outcome(60)
     assert code == 0 and "process 0 of 1, coordinator" in output
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_of_ray_whom_nobody_joins_do_not_train_alone(workers, monkeypatch):
+    context = types.SimpleNamespace(get_world_size=lambda: workers)
+    monkeypatch.setitem(sys.modules, "ray.train", types.SimpleNamespace(get_context=lambda: context))
+    refused = pytest.raises(ClusterError, match="a worker of Ray Train would train alone")
+    with refused if workers > 1 else contextlib.nullcontext():
+        kd.initialize(required=False)
 
 
 def test_the_coordinator_listens_on_its_own_address_alone(address):

@@ -129,8 +129,7 @@ for arguments in options["wrong"]:
 if options["started"]:
     jax.devices()
 try:
-    kd.initialize(f"localhost:{{address.rpartition(':')[2]}}", 1, 0,
-                  communication_options=kd.distribution.CommunicationOptions(options["implementation"]))
+    kd.initialize(address, 1, 0, communication_options=kd.distribution.CommunicationOptions(options["implementation"]))
 except kd.errors.ClusterError as error:
     print(json.dumps(str(error)))
 """
