@@ -89,7 +89,7 @@ parallax: ## set up google-parallax and google-tunix for `make bench`, in .venv-
 
 ray: $(READY) ## set up Ray for tests/clusters/test_ray.py, in .venv-ray
 	"$(PYTHON)" -m venv --clear .venv-ray
-	.venv-ray/bin/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt -e . -r tests/clusters/ray.txt
+	.venv-ray/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e . -r tests/clusters/ray.txt
 
 clean: ## remove environments, caches and builds
 	rm -rf .venv .venv-* .cache .hypothesis .import_linter_cache .pytest_cache .ruff_cache build dist

@@ -48,6 +48,15 @@ class Ray:
         )  # fmt: skip
         self._seen: dict[int, psutil.Process] = {}
 
+    def has_started(self) -> bool:
+        """Whether its nodes are there: Ray gives them 30 s, which a busy machine may exceed."""
+        while "Started a local Ray instance" not in self.log():
+            if self.driver.poll() is not None:
+                assert "The current node timed out during startup" in self.log(), self.log()
+                return False
+            time.sleep(0.1)
+        return True
+
     def workers(self) -> list[psutil.Process]:
         """The workers, that of rank 0 first: it has started the coordination service."""
         found = []
@@ -104,12 +113,16 @@ def ray():
     before, started = {*pathlib.Path("/tmp").glob("ray")}, []
 
     def start(program):
-        started.append(Ray(program, folder))
-        return started[0]
+        for _ in range(5):
+            started.append(Ray(program, folder))
+            if started[-1].has_started():
+                break
+            started[-1].close()
+        return started[-1]
 
     try:
         yield start
-        assert not started[0].close()
+        assert not started[-1].close()
         assert {*pathlib.Path("/tmp").glob("ray")} == before
     finally:
         for one in started:
