@@ -25,7 +25,7 @@ ifeq ($(findstring UTF-8,$(or $(LC_ALL),$(LC_CTYPE),$(LANG))),)
 export LC_ALL := C.UTF-8
 endif
 
-.PHONY: help setup demo notebooks docs test test-all coverage soak lint type check bench release-check dtensor parallax clean
+.PHONY: help setup demo notebooks docs test test-all coverage soak lint type check bench release-check dtensor parallax ray clean
 
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
 
@@ -86,6 +86,10 @@ dtensor: ## set up TensorFlow 2.15 for `make bench`, with its older numpy in .ve
 parallax: ## set up google-parallax and google-tunix for `make bench`, in .venv-parallax
 	"$(PYTHON)" -m venv --clear .venv-parallax
 	.venv-parallax/bin/python -m pip install -qq --disable-pip-version-check -e '.[tpu]' -r benchmarks/parallax.txt
+
+ray: $(READY) ## set up Ray for tests/clusters/test_ray.py, in .venv-ray
+	"$(PYTHON)" -m venv --clear .venv-ray
+	.venv-ray/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e . -r tests/clusters/ray.txt
 
 clean: ## remove environments, caches and builds
 	rm -rf .venv .venv-* .cache .hypothesis .import_linter_cache .pytest_cache .ruff_cache build dist

@@ -33,7 +33,8 @@ EXAMPLES = [
 
 README = (ROOT / "README.md").read_text()
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "generated" not in path.parts]
-"""The pages of the site that are written by hand; `tests/documents/test_migrating.py` runs the one about migrating."""
+"""The pages of the site that are written by hand; `tests/documents/test_migrating.py` runs the one about migrating, and
+`tests/clusters/test_ray.py` the one about Ray."""
 
 
 def blocks(text, language="python"):
@@ -49,7 +50,7 @@ def file_of(block):
 
 
 BLOCKS = blocks(README)
-PROGRAMS = [page for page in PAGES if page.name != "migrating.md" and blocks(page.read_text())]
+PROGRAMS = [page for page in PAGES if page.name not in ("migrating.md", "ray.md") and blocks(page.read_text())]
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -65,7 +65,7 @@ def detects_job() -> bool:
 def join_job(
     arguments: Mapping[str, Any],
     start_service: Callable[[str, int, Mapping[str, Any]], Any],
-    before_connecting: Callable[[str, int, int], str],
+    before_connecting: Callable[[str, int, int], tuple[str, str]],
 ) -> None:
     """Call `jax.distributed.initialize`; raise RuntimeError if a process is missing, so that it can be called again.
 
@@ -79,18 +79,18 @@ def join_job(
         start_service: called in the first process with the coordinator's address, the number of processes and further
             options of jaxlib's service; returns an object with `shutdown()`.
         before_connecting: called with the coordinator's address, the index of this process and the number of
-            processes; returns the address, without a port, with which this process connects.
+            processes; returns the coordinator's address for this process, and the host on which this process listens.
     """
     state, runtime = distributed.global_state, vars(distributed)["_jax"]
-    own_address: str | None = None
+    own_host = ""
 
     def service(address: str, processes: int, recoverable: bool, **options: Any) -> Any:
-        bound = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", state.coordinator_address)
-        return start_service(bound or address, processes, options)
+        return start_service(state.coordinator_address or address, processes, options)
 
     def client(address: str, process: int, **options: Any) -> Any:
-        nonlocal own_address
-        own_address = before_connecting(address, process, state.num_processes)
+        nonlocal own_host
+        address, own_host = before_connecting(address, process, state.num_processes)
+        state.coordinator_address = address
         # Any callback turns a time-out into an exception. Without one, jaxlib aborts the process.
         return runtime.get_distributed_runtime_client(
             address, process, missed_heartbeat_callback=lambda status: None, shutdown_on_destruction=False, **options
@@ -113,18 +113,24 @@ def join_job(
         state.process_id, state.num_processes = 0, 1
         _log_of_cpp_from(_WARNING)
         raise
-    else:
-        _log_of_cpp_from(_ERROR)  # jaxlib warns of signals, which their handlers log
     finally:
         distributed._jax = runtime  # pyright: ignore[reportPrivateImportUsage]
+    configure_joined(own_host)
+
+
+def configure_joined(own_host: str) -> None:
+    """Let Gloo, which a backend of CPU devices will start, listen on this host, and C++ log errors only."""
+    _log_of_cpp_from(_ERROR)  # jaxlib warns of signals, which their handlers log
+    state, runtime = distributed.global_state, vars(distributed)["_jax"]
 
     def make_cpu_client() -> Any:
         collectives = None  # JAX's setting
         if state.client is not None and getattr(jax.config, "jax_cpu_collectives_implementation", None) == "gloo":
-            collectives = runtime.make_gloo_tcp_collectives(distributed_client=state.client, hostname=own_address)
+            collectives = runtime.make_gloo_tcp_collectives(distributed_client=state.client, hostname=own_host)
         return xla_bridge.make_cpu_client(collectives)
 
-    xla_bridge.register_backend_factory("cpu", make_cpu_client, priority=0, fail_quietly=False)
+    if not backend_started():
+        xla_bridge.register_backend_factory("cpu", make_cpu_client, priority=0, fail_quietly=False)
 
 
 def looks_for_gpus() -> bool:

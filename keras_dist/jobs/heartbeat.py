@@ -111,6 +111,11 @@ class Monitor:
         self._call: str | None = None
         self._begun = collections.Counter[str]()  # steps of the call by their kind
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether other processes watch this one, until JAX's distributed runtime is shut down."""
+        return False
+
     def state_of(self, process: int) -> str | None:
         """Return the last known state of another process; None if there is none."""
 
@@ -226,7 +231,10 @@ def current() -> Monitor:
 
 
 def watch_job(entrance: str | None, **timeouts: Any) -> None:
-    """Start the heartbeats of this process, which has joined a job; the first process has the service's `entrance`."""
+    """Start the heartbeats of this process, which has joined a job; the first process has the service's `entrance`.
+
+    An empty entrance stands for a service of others, which does not report processes that have exited.
+    """
     ambient.process.monitor = job_monitor = JobMonitor(**timeouts)
     job_monitor.start(entrance)
 
@@ -260,6 +268,10 @@ class JobMonitor(Monitor):
         self._lost = False  # whether another process is known to have exited
         path = os.environ.get(NOTES_VARIABLE)
         self._notes_file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+
+    @property
+    def is_watching(self) -> bool:  # noqa: D102
+        return self._client is jax_runtime.job_client()
 
     def start(self, entrance: str | None) -> None:
         """Write and read heartbeats in a thread, until `leave`."""
@@ -316,7 +328,7 @@ class JobMonitor(Monitor):
 
     def leave(self) -> None:
         """Leave the job at the end of the program; without an error, the first process waits for the others."""
-        if self._stopped.is_set():
+        if self._stopped.is_set() or not self.is_watching:
             return
         failed = self._mine.state == FAILED
         if not failed:
@@ -351,6 +363,8 @@ class JobMonitor(Monitor):
 
     def _beat(self, state: str | None = None, why: str = "") -> None:
         """Write a heartbeat, with a new state if one is given."""
+        if not self.is_watching:  # others may shut JAX's runtime down
+            return
         with self._lock:
             said = (self._mine.state, self._mine.why) if state is None else (state, why)
             self._mine = Heartbeat(self._mine.number + 1, *said, self._steps, self._acts)
@@ -364,6 +378,8 @@ class JobMonitor(Monitor):
     def _connect(self) -> None:
         with contextlib.suppress(OSError, RuntimeError, ValueError):  # behind a firewall heartbeats must do
             entrance = self._client.blocking_key_value_get(_ENTRANCE, _CONNECT_MS)
+            if not entrance:
+                return
             host = (jax_runtime.coordinator_address() or "").rpartition(":")[0].strip("[]")
             self._connection = Connection(host, entrance, self.process)
             self._exited = self._connection.exited
@@ -373,7 +389,7 @@ class JobMonitor(Monitor):
         watched, last = 0.0, time.monotonic()  # time in which this process could see heartbeats
         self._answered = last
         threading.Thread(target=self._watch, name="keras_dist service", daemon=True).start()
-        while not self._stopped.wait(_BEAT_S):
+        while not self._stopped.wait(_BEAT_S) and self.is_watching:
             try:
                 if self._connection is not None:
                     self._connection.look()  # before heartbeats, which say whether a process has left the job
@@ -389,7 +405,7 @@ class JobMonitor(Monitor):
 
     def _watch(self) -> None:
         """Look at the service while another thread may wait for its answer."""
-        while not self._stopped.wait(_BEAT_S):
+        while not self._stopped.wait(_BEAT_S) and self.is_watching:
             is_closed = self._connection is not None and self._connection.is_closed
             if self._now() - self._answered >= (min(self._timeout_s, _LOST_S) if is_closed else self._timeout_s):
                 has = "does not answer, or its coordination service does not"

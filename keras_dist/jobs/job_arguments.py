@@ -121,12 +121,16 @@ def _addresses(job_addresses: str | None, num_processes: int | None) -> tuple[st
             f"The provided job_addresses {addresses} has {len(addresses)} jobs, but num_processes is {num_processes}",
             fix="list every process once, or only the coordinator's address",
         )
-    host, _, port = addresses[0].rpartition(":")
-    if not (host and port.isdecimal() and port.isascii() and 0 < int(port) < 2**16):
-        given = f"{addresses[0]!r}"
-        fix = f'"{addresses[0].partition(":")[0] or "10.0.0.1"}:1234", with a free port of that machine'
-        raise ClusterError('initialize: the coordinator\'s address must be "host:port"', given=given, fix=fix)
+    check_address("the coordinator's address", addresses[0])
     return tuple(addresses)
+
+
+def check_address(name: str, address: str) -> None:
+    """Check the form `"host:port"`."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and port.isascii() and 0 < int(port) < 2**16):
+        fix = f'"{address.partition(":")[0] or "10.0.0.1"}:1234", with a free port of that machine'
+        raise ClusterError(f'initialize: {name} must be "host:port"', given=f"{address!r}", fix=fix)
 
 
 def _tf_config(text: str) -> tuple[list[str], int] | None:
@@ -223,9 +227,13 @@ def apply_communication_options(options: Any) -> None:
     )
     if options.implementation == "nccl":
         _check_gpus()
-    elif options.implementation != "auto":
+    elif options.implementation not in ("auto", getattr(jax.config, "jax_cpu_collectives_implementation", None)):
         if options.implementation == "mpi":
             _check_mpi()
+        if jax_runtime.backend_started():
+            given = f"communication_options={options}, after a {jax.default_backend()} backend has started"
+            fix = "call initialize() before JAX computes, or leave out communication_options"
+            raise ClusterError("CommunicationOptions: JAX reads them when it starts", given=given, fix=fix)
         jax.config.update("jax_cpu_collectives_implementation", options.implementation)
 
 

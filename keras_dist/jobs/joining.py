@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Literal, TextIO
 
 import jax
@@ -32,10 +32,20 @@ from keras_dist import random
 from keras_dist._support.arguments import check_flag, check_number, check_optional
 from keras_dist._unstable import jax_runtime
 from keras_dist._unstable.coordination_service import CoordinationService
-from keras_dist.errors import ClusterError, KerasDistError, shorten
+from keras_dist.errors import ClusterError, KerasDistError, printable, shorten
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from keras_dist.jobs import heartbeat, same_rows
+from keras_dist.jobs.addresses import (
+    BIND_VARIABLE,
+    EVERYWHERE,
+    CoordinatorAddress,
+    answers,
+    cannot_listen,
+    check_can_listen,
+    host_and_port,
+    is_loopback,
+)
 from keras_dist.jobs.job_arguments import (
     ADDRESSES_VARIABLE,
     HANG_TIMEOUT_VARIABLE,
@@ -47,14 +57,12 @@ from keras_dist.jobs.job_arguments import (
     integer_variable,
 )
 
-_BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _INITIALIZATION_TIMEOUT_S = 60
 _REPORT_EVERY_S = 15.0
 _LONGEST_S = 1e6
 _JOINED = "keras_dist/joined"
 _WARNED = "keras_dist/warned/"
 _WARNING_WAIT_S = 5.0
-_EVERYWHERE = ("0.0.0.0", "::")
 _NO_TEXT = "bad_cast"  # jaxlib's text of a time-out
 _LIMIT_CHARACTERS = 4096  # of the message of a process that joins
 _claims: list[socket.socket] = []  # kept open until this process exits
@@ -83,9 +91,16 @@ def initialize(
     shown once. C++ logs are shown from level ERROR on; with the variable `TF_CPP_MIN_LOG_LEVEL=0` all are shown.
 
     The coordinator listens only on the address that is given. Anyone who can reach its port can end the job, so use a
-    private network. If the address is not an address of the machine, or resolves to 127.0.0.1 there, set
-    `JAX_COORDINATOR_BIND_ADDRESS` to an address to listen on. Gloo, which moves data between CPU devices, listens on
-    the address with which its process reaches the coordinator.
+    private network. Where the host's name is a loopback address on its own machine, as 127.0.1.1 on Debian, the
+    coordinator listens on the machine's address towards the other processes or the default route, and logs it. The
+    variable `JAX_COORDINATOR_BIND_ADDRESS="host:port"` of process 0 chooses another address; it is needed if the given
+    one is not an address of the machine. Gloo, which moves data between CPU devices, listens on the address with which
+    its process reaches the coordinator.
+
+    If Ray's JaxTrainer or the program has called `jax.distributed.initialize`, this process takes over that job, also
+    after a backend has started. Values that are given must agree with it. JAX's own coordination service then aborts
+    all other processes when process 0 exits, or one does not answer it for 100 s, without a reason on stderr. Other
+    processes that exit are noticed when a collective fails, or after `heartbeat_timeout_s`.
 
     Args:
         job_addresses: `"10.0.0.1:1234,10.0.0.2:2345"`, or only the first, the coordinator's; variable
@@ -112,9 +127,10 @@ def initialize(
         communication_options: collective communication between processes, the same in all of them.
 
     Raises:
-        ClusterError: no job is found; this process has joined one, or has started a JAX backend; the values are
-            malformed or contradict each other or another process; `communication_options` are not available; the
-            coordinator cannot listen on its address or does not answer; or a process does not join in time.
+        ClusterError: no job is found; this process has called `initialize` before, or has started a JAX backend alone;
+            the values are malformed or contradict each other, another process or the running job;
+            `communication_options` are not available; the coordinator cannot listen on its address or does not answer;
+            or a process does not join in time.
 
     Source: `keras.distribution.initialize`, `jax.distributed.initialize`.
     """
@@ -135,13 +151,61 @@ def initialize(
     check_data = same_rows.checked_option(check_data)
     check_flag("required", required, ClusterError)
     given = JobArguments.resolve(job_addresses, num_processes, process_id)
-    has_joined = jax_runtime.job_client() is not None
-    if not required and not (has_joined or given.is_any_given or jax_runtime.detects_job()):
+    is_running = jax_runtime.job_client() is not None
+    if not required and not (is_running or given.is_any_given or jax_runtime.detects_job()):
+        _check_is_alone()
         return
-    _check_is_first_use()
+    _check_is_first_use(is_running)
     if communication_options is not None:
         apply_communication_options(communication_options)
     end = time.monotonic() + initialization_timeout_s
+    entrance = _take_over(given) if is_running else _join(given, end, shutdown_timeout_s)
+    process, processes = jax_runtime.place_in_job()
+    heartbeat.watch_job(entrance, **timeouts, hang_timeout_s=hang_timeout_s)
+    with _telling(lambda: f"the arguments of the other processes of {processes}"):
+        seed = _agree(jax_runtime.job_client(), process, processes, end, check_data)
+    same_rows.choose_check(check_data)
+    random.set_random_seed(seed)
+    _show_warnings_once(jax_runtime.job_client(), process)
+
+
+def has_job_to_join(*, detect: bool) -> bool:
+    """Return whether variables, JAX if `detect`, or a runtime that runs describe a job that has no heartbeats here."""
+    if jax_runtime.job_client() is not None:
+        return not heartbeat.current().is_watching
+    found = JobArguments.resolve(None, None, None)
+    by_launcher = any(name in os.environ for name in (ADDRESSES_VARIABLE, NUM_PROCESSES_VARIABLE))
+    return by_launcher or (found.num_processes or 1) > 1 or (detect and jax_runtime.detects_job())
+
+
+def _seconds_until(end: float) -> int:
+    return max(round(end - time.monotonic()), 1)
+
+
+def _check_is_alone() -> None:
+    """Raise in one of several workers of Ray Train, which JAX does not detect."""
+    workers: Any = 1
+    with contextlib.suppress(Exception):  # outside of a worker
+        workers = sys.modules["ray.train"].get_context().get_world_size()
+    if workers > 1:
+        fix = "pass the address of rank 0, world size and rank; or use JaxConfig(use_gpu=True), which joins the workers"
+        raise ClusterError("initialize: a worker of Ray Train would train alone", given=f"{workers} workers", fix=fix)
+
+
+def _check_is_first_use(is_running: bool) -> None:
+    if heartbeat.current().is_watching:
+        given = "process {} of {}".format(*jax_runtime.place_in_job())
+        raise ClusterError(
+            "initialize: this process has joined a job already", given=given, fix="remove the second call"
+        )
+    if jax_runtime.backend_started() and not is_running:
+        given = f"a {jax.default_backend()} backend with {jax.local_device_count()} devices"
+        fix = "make keras_dist.initialize() the first line of the program after the imports"
+        raise ClusterError("initialize: JAX has started already, as a single process", given=given, fix=fix)
+
+
+def _join(given: JobArguments, end: float, shutdown_timeout_s: float) -> str | None:
+    """Join the job by `jax.distributed.initialize`; return the entrance of its service, in the first process."""
     arguments = {
         "coordinator_address": given.coordinator,
         "num_processes": given.num_processes,
@@ -160,48 +224,40 @@ def initialize(
         if isinstance(error, ClusterError) or not isinstance(error, RuntimeError | ValueError):
             raise
         raise attempt.failed(error) from None
+    return attempt.entrance
+
+
+def _take_over(given: JobArguments) -> str | None:
+    """Check that arguments agree with a job that others have joined; its service has an empty entrance."""
     process, processes = jax_runtime.place_in_job()
-    heartbeat.watch_job(attempt.entrance, **timeouts, hang_timeout_s=hang_timeout_s)
-    with _telling(f"the arguments of the other processes of {processes}"):
-        seed = _agree(jax_runtime.job_client(), process, processes, end, check_data)
-    same_rows.choose_check(check_data)
-    random.set_random_seed(seed)
-    _show_warnings_once(jax_runtime.job_client(), process)
-
-
-def has_job_to_join(*, detect: bool) -> bool:
-    """Return whether variables, or JAX if `detect`, describe a job that this process has not joined."""
-    if jax_runtime.job_client() is not None:
-        return False
-    found = JobArguments.resolve(None, None, None)
-    by_launcher = any(name in os.environ for name in (ADDRESSES_VARIABLE, NUM_PROCESSES_VARIABLE))
-    return by_launcher or (found.num_processes or 1) > 1 or (detect and jax_runtime.detects_job())
-
-
-def _seconds_until(end: float) -> int:
-    return max(round(end - time.monotonic()), 1)
-
-
-def _check_is_first_use() -> None:
-    if jax_runtime.job_client() is not None:
-        given = "process {} of {}".format(*jax_runtime.place_in_job())
-        fix = "remove the second call; also jax.distributed.initialize joins"
-        raise ClusterError("initialize: this process has joined a job already", given=given, fix=fix)
-    if jax_runtime.backend_started():
-        given = f"a {jax.default_backend()} backend with {jax.local_device_count()} devices"
-        fix = "make keras_dist.initialize() the first line of the program after the imports"
-        raise ClusterError("initialize: JAX has started already, as a single process", given=given, fix=fix)
+    address = jax_runtime.coordinator_address() or ""
+    running = {"job_addresses": address, "num_processes": processes, "process_id": process}
+    asked = zip(running, (given.coordinator, given.num_processes, given.process_id), strict=True)
+    differ = [
+        f"{name}={value}, but {running[name]} there" for name, value in asked if value not in (None, running[name])
+    ]
+    if differ:
+        raise ClusterError(
+            "initialize: the arguments contradict the job that jax.distributed.initialize has joined",
+            given="; ".join(differ),
+            fix="leave out the arguments and their KERAS_DISTRIBUTION_* variables, or the call of jax.distributed",
+        )
+    for place in (CoordinatorAddress(address, processes, given).reached, address):
+        with contextlib.suppress(OSError), socket.create_connection(host_and_port(place), _REPORT_EVERY_S) as reached:
+            jax_runtime.configure_joined(reached.getsockname()[0])
+            break
+    return None if process else ""
 
 
 @contextlib.contextmanager
-def _telling(what: str) -> Generator[None]:
-    """Report on stderr, every 15 seconds, that this process waits for `what`."""
+def _telling(what: Callable[[], str]) -> Generator[None]:
+    """Report on stderr, every 15 seconds, that this process waits for what the function describes."""
     done = threading.Event()
     begin = time.monotonic()
 
     def log_waiting() -> None:
         while not done.wait(_REPORT_EVERY_S):
-            sys.stderr.write(f"keras_dist: waiting for {what} since {time.monotonic() - begin:.0f} s\n")
+            sys.stderr.write(f"keras_dist: waiting for {what()} since {time.monotonic() - begin:.0f} s\n")
             sys.stderr.flush()
 
     thread = threading.Thread(target=log_waiting, name="keras_dist waits", daemon=True)
@@ -221,53 +277,60 @@ class _Attempt:
         self._service: CoordinationService | None = None
         self.entrance: str | None = None  # of the service, if this process has started it
         self._bound: str | None = None  # host on which the service listens
-        self._place: tuple[str, int, int] | None = None  # the coordinator's address, this process, number of processes
+        self._place: tuple[CoordinatorAddress, int, int] | None = None  # of the coordinator; this process, processes
         self.waiting = contextlib.ExitStack()  # reports waiting for other processes, until it is closed
 
     def start_service(self, address: str, processes: int, options: Mapping[str, Any]) -> CoordinationService:
         """Start the coordination service, in the first process."""
-        _claim(address, 0, processes)
-        self._bound = _check_can_listen(address)
+        coordinator = CoordinatorAddress(address, processes, self._given)
+        _claim(coordinator.bound, 0, processes)
+        self._bound = check_can_listen(coordinator.bound)
+        if (note := coordinator.note()) is not None:
+            sys.stderr.write(printable(f"keras_dist: {note}\n"))
         options = {**options, "cluster_register_timeout": _seconds_until(self._end)}
         try:
-            self._service = CoordinationService(address, processes, options)
+            self._service = CoordinationService(coordinator.bound, processes, options)
         except RuntimeError as error:
-            raise _cannot_listen(address, error) from error
+            raise cannot_listen(coordinator.bound, error) from error
         self.entrance = self._service.entrance
         return self._service
 
-    def await_coordinator(self, address: str, process: int, processes: int) -> str:
-        """Wait until the coordinator listens; return the host of this process, given or seen by the coordinator."""
-        host, _, port = address.rpartition(":")
-        self._place = address, process, processes
+    def await_coordinator(self, address: str, process: int, processes: int) -> tuple[str, str]:
+        """Wait until the coordinator listens; return its address, and the host on which this process must listen."""
+        coordinator = CoordinatorAddress(address, processes, self._given)
+        self._place = coordinator, process, processes
         if process:
             _claim(address, process, processes)
         reason: Exception | None = None
-        with _telling(f"process 0 of {processes} at {address}"):
+        others = f"process {1 - process}" if processes == 2 else "the others"
+        with _telling(lambda: f"process 0 of {processes} at {coordinator}" + (f": {reason}" if reason else "")):
             while reason is None or time.monotonic() < self._end:
                 try:
-                    with socket.create_connection((host.strip("[]"), int(port)), _seconds_until(self._end)) as reached:
-                        own_address = reached.getsockname()[0]
+                    place = host_and_port(coordinator.reached)
+                    with socket.create_connection(place, min(_seconds_until(self._end), _REPORT_EVERY_S)) as reached:
+                        own_host = reached.getsockname()[0]
                 except (OSError, UnicodeError) as error:
                     reason = error
                     time.sleep(min(0.2, max(self._end - time.monotonic(), 0)))
                 else:
-                    others = f"process {1 - process}" if processes == 2 else "the others"
-                    self.waiting.enter_context(_telling(f"{others} of {processes} at {address}"))
-                    return self._given_host() or own_address
+                    self.waiting.enter_context(_telling(lambda: f"{others} of {processes} at {coordinator.reached}"))
+                    return coordinator.reached, self._listening_host(own_host)
         unknown = isinstance(reason, socket.gaierror | UnicodeError)
-        summary = f"process {process} of {processes} cannot reach the coordinator at {address}"
-        fix = "start process 0 on the machine with this address, in time; check whether a firewall closes the port"
+        summary = f"process {process} of {processes} cannot reach the coordinator at {coordinator}"
+        fix = (
+            "start process 0 on the machine with this address, in time; check whether a firewall closes the port; "
+            f"if it must listen on another address, set {BIND_VARIABLE} there"
+        )
         raise ClusterError(summary, given=f"{'unknown host' if unknown else 'no answer'}: {reason}", fix=fix)
 
-    def _given_host(self) -> str | None:
-        """Return the host on which this process must listen, if it is an address of this machine."""
-        if self._bound is not None:
-            return None if self._bound in _EVERYWHERE else self._bound
-        try:
-            return None if self._given.own_address is None else _check_can_listen(self._given.own_address)
-        except ClusterError:
-            return None
+    def _listening_host(self, reaching: str) -> str:
+        """Return the given host of this process, or else its address `reaching` the coordinator."""
+        host = self._bound
+        if host is None and self._given.own_address is not None:
+            with contextlib.suppress(ClusterError):  # of another machine
+                host = check_can_listen(self._given.own_address)
+        is_bad = host in (None, *EVERYWHERE) or (is_loopback(host) and not is_loopback(reaching))
+        return reaching if host is None or is_bad else host
 
     def failed(self, error: Exception) -> ClusterError:
         """Return the error for arguments that JAX could not detect, or for processes that did not join in time."""
@@ -285,12 +348,12 @@ class _Attempt:
             fix = 'initialize("10.0.0.1:1234", num_processes=2, process_id=0)' if known else alone
             fix += "; or KERAS_DISTRIBUTION_* variables, TF_CONFIG, Cloud TPU, Slurm, Open MPI, Kubernetes"
             return ClusterError(summary, given=f"{known or 'nothing'}; {shorten(error)}", fix=fix)
-        address, process, processes = self._place
+        coordinator, process, processes = self._place
         logged = "" if self._service is None else self._service.log()
         missing = re.search(r"Some timed out task names:\n((?:\d+\n)+)", logged)
         if missing is not None:
             what = f"process {', '.join(missing[1].split())} did not join the job"
-        elif not _answers(address):
+        elif not answers(coordinator.reached):
             what = "process 0, with the coordinator, has exited"
         elif time.monotonic() < self._end - 1:
             what = "the coordinator does not let it join the job"
@@ -298,7 +361,7 @@ class _Attempt:
             what = "another process did not join the job"
         return ClusterError(
             f"process {process} of {processes}: {what}",
-            given=f"coordinator {address}" + (f": {shorten(error)}" if _NO_TEXT not in str(error) else ""),
+            given=f"coordinator {coordinator}" + (f": {shorten(error)}" if _NO_TEXT not in str(error) else ""),
             expected=f"processes 0 to {processes - 1}, each once, all with num_processes={processes}, in time",
             fix="check the logs of the missing process and its arguments, and start all again",
         )
@@ -355,32 +418,6 @@ def _has_joined(process: int, processes: int, given: str) -> ClusterError:
 def _disagreement(given: str) -> ClusterError:
     fix = "start all with the same addresses, number of processes and communication_options"
     return ClusterError("initialize: the processes of the job must be given the same arguments", given=given, fix=fix)
-
-
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError, UnicodeError), socket.create_connection((host.strip("[]"), int(port)), 1):
-        return True
-    return False
-
-
-def _check_can_listen(address: str) -> str:
-    """Return the host as a number; raise if this process cannot listen there, as jax 0.12 would exit then."""
-    host, _, port = address.rpartition(":")
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-    except (OSError, UnicodeError) as error:
-        raise _cannot_listen(address, error) from error
-    return str(place[0])
-
-
-def _cannot_listen(address: str, reason: Exception) -> ClusterError:
-    given = f"{address!r}: {reason}"
-    fix = f"name an address of this machine and a free port; if others use another address, set {_BIND_VARIABLE}"
-    return ClusterError("initialize: the coordinator cannot listen on its address", given=given, fix=fix)
 
 
 def _show_warnings_once(client: Any, process: int) -> None:

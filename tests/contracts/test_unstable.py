@@ -229,6 +229,11 @@ def test_jax_tells_gloo_an_address():
     assert "hostname" in inspect.getsource(xla_bridge.make_cpu_client)
 
 
+@avoided_by("jax_runtime.job_client, jax_runtime.place_in_job, jax_runtime.coordinator_address")
+def test_jax_names_in_public_the_job_that_it_has_joined():
+    assert {"client", "process_id", "coordinator_address"} & {*dir(jax.distributed)}
+
+
 @avoided_by("jax_runtime.join_job: state is reset")
 def test_nothing_is_left_of_a_failed_attempt_to_join_a_job(monkeypatch):
     def refuse(*args, **kwargs):

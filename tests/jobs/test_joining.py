@@ -4,12 +4,14 @@ import contextlib
 import json
 import re
 import socket
+import sys
+import types
 
 import pytest
 
 import keras_dist as kd
 from keras_dist.errors import ClusterError
-from keras_dist.jobs import joining
+from keras_dist.jobs import addresses, joining
 from tests.forks import Python
 from tests.processes import environment, free_address
 
@@ -178,14 +180,23 @@ def test_without_a_job_the_error_says_how_to_run_alone_and_a_job_that_is_not_req
     assert code == 0 and "process 0 of 1, coordinator" in output
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_of_ray_whom_nobody_joins_do_not_train_alone(workers, monkeypatch):
+    context = types.SimpleNamespace(get_world_size=lambda: workers)
+    monkeypatch.setitem(sys.modules, "ray.train", types.SimpleNamespace(get_context=lambda: context))
+    refused = pytest.raises(ClusterError, match="a worker of Ray Train would train alone")
+    with refused if workers > 1 else contextlib.nullcontext():
+        kd.initialize(required=False)
+
+
 def test_the_coordinator_listens_on_its_own_address_alone(address):
     with pytest.raises(ClusterError, match="cannot listen on its address"):
-        joining._check_can_listen("192.0.2.1:1234")
+        addresses.check_can_listen("192.0.2.1:1234")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ClusterError, match="cannot listen on its address"):
-            joining._check_can_listen(f"127.0.0.1:{taken.getsockname()[1]}")
+            addresses.check_can_listen(f"127.0.0.1:{taken.getsockname()[1]}")
 
 
 LISTENS = """
