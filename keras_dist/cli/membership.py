@@ -271,6 +271,7 @@ class OtherNode(NodeMembership):
     def lose(self, slots: Collection[int]) -> bool:
         """Leave these processes out of the next start; with too few left, this node stands aside for a while."""
         if not super().lose(slots):
+            self._attempts = max(self._attempts, 1)  # the others start without it first
             self._leave_out([])
         return True
 

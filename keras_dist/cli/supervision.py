@@ -214,8 +214,8 @@ class Supervisor:
         lost = [] if is_growth or is_back else self._lost(failure)
         if reason:  # a smaller job may fit
             lost = self._group.slots[-1:] if self._job.place.nodes == 1 else []
-        if lost and members.lose(lost):
-            reason = ""
+        has_shrunk = bool(lost) and members.lose(lost)
+        reason = "" if has_shrunk else reason
         failure.restarted &= not (absent or reason)
         self._write_report()
         if absent:
@@ -225,7 +225,7 @@ class Supervisor:
         self._say(f"process {failure.process} {failure.how}; saved: {restarts.known_save}")
         if not failure.restarted:
             return self._give_up(failure, reason or f"after {restarts.in_row - 1} restarts in a row without progress")
-        pause = restarts.pause_s
+        pause = 0.0 if has_shrunk else restarts.pause_s
         self._say(f"restart {restarts.in_row} of {restarts.largest}" + f" in {pause:g} s" * bool(pause))
         self._sleep(pause)
         return self._end_between_starts() if self._asked else None
@@ -257,7 +257,7 @@ class Supervisor:
         if total == members.largest or not any(_UNFIT_MESH in line for line in self._processes[0].log):
             return ""
         fix = "write -1 for an axis of the mesh that may shrink, or leave out --min-processes and --min-nodes"
-        return f"as the mesh does not fit {total} of {members.largest} processes: {fix};"
+        return f"as the mesh does not fit {total} of {members.largest} processes ({fix})"
 
     def _end(self, failure: Failure | None) -> None:
         """End the remaining processes, their children, and the coordination service."""

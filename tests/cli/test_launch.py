@@ -142,7 +142,7 @@ def test_restarts_with_progress_are_not_counted(tmp_path, kind):
     starts = len(list(folder.glob("start *")))
     (folder / f"start {{starts}}").write_text(address)
     number = min(starts, 4)
-    saved, steps = ("step %d" % number, 10) if {kind == "saves"} else ("step 0", 7 + number)
+    saved, steps = (f"step {{number}}", 10) if {kind == "saves"} else ("step 0", 7 + number)
     note(saved=saved, saved_steps=7, steps=steps, first_step_at=time.time())
     time.sleep(0.4)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -151,7 +151,7 @@ def test_restarts_with_progress_are_not_counted(tmp_path, kind):
     assert code == 1
     given_up = "launch: given up after 1 restarts in a row without progress"
     assert errors[-1] == f"{given_up}: process 0 was ended by SIGKILL"
-    told = [("step %d" % min(n, 4), 3) if kind == "saves" else ("step 0", min(n, 4)) for n in range(6)]
+    told = [(f"step {min(n, 4)}", 3) if kind == "saves" else ("step 0", min(n, 4)) for n in range(6)]
     assert [(death["saved"], death["steps_lost"]) for death in deaths] == told
     assert all(death["to_next_step_s"] > 0 for death in deaths[:5]) and deaths[5]["to_next_step_s"] is None
     assert len({path.read_text() for path in tmp_path.glob("start *")}) == 6  # ports
