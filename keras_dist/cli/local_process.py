@@ -80,7 +80,8 @@ class LocalProcess:
 
     def kill(self) -> None:
         """Kill the process, and wait for its exit."""
-        self.has_failed = bool(self.poll()) and self.notes.blamed in (None, self.index)
+        is_own = self.notes.blamed in (None, self.index)
+        self.has_failed = is_own and self.poll() not in (None, 0, -signal.SIGABRT)  # JAX aborts when another has failed
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LIMIT_S)

@@ -38,7 +38,7 @@ class AbsentNodesError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The processes of one start of the job."""
+    """The processes of one start of the job; none once it has succeeded."""
 
     counts: Mapping[int, int]  # number of processes on each node that takes part
     slots: tuple[int, ...]  # of the processes of this node: their indices on the node in a job with all processes
@@ -63,13 +63,10 @@ class Group:
 class Membership:
     """The processes of this node that take part; here in a job whose nodes all must be there."""
 
-    is_elastic = False
-    """Whether the number of processes may change."""
-
     def __init__(self, place: NodePosition, processes: int, least: int) -> None:
         self.place, self.processes, self._least = place, processes, least
         self.slots = [*range(processes)]
-        self.is_elastic = least < processes
+        self.is_elastic = least < processes  # whether the number of processes may change
         self._attempts, self._retry_at = 0, 0.0
 
     @property
@@ -105,6 +102,9 @@ class Membership:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def finish(self) -> None:
+        """Note that the job has succeeded."""
 
     def close(self) -> None:
         """Leave the job."""
@@ -183,6 +183,11 @@ class FirstNode(NodeMembership):
         """Whether a process of this node may be back, or another node has called that does not take part."""
         return super().wants_growth() or any(count > self._counts.get(node, 0) for node, count in self._calls().items())
 
+    def finish(self) -> None:
+        """Let the nodes that wait for a place exit with 0."""
+        self._calls()
+        self._answer({})
+
     def close(self) -> None:
         """Stop listening."""
         self._listener.close()
@@ -200,15 +205,19 @@ class FirstNode(NodeMembership):
                 break
         else:
             return None
-        self._counts = {0: len(self.slots), **dict(sorted(calls.items()))}
         self._expected = {*calls}
-        answer = json.dumps([*self._counts.items()]).encode() + b"\n"
+        self._answer({0: len(self.slots), **dict(sorted(calls.items()))})
+        return Group(self._counts, tuple(self.slots))
+
+    def _answer(self, counts: Mapping[int, int]) -> None:
+        """Tell the nodes that wait how many processes each node has; none after the end of the job."""
+        self._counts = counts
+        answer = json.dumps([*counts.items()]).encode() + b"\n"
         for caller in [one for one in self._callers if one.node is not None]:
             with contextlib.suppress(OSError):  # it has exited: its processes will be absent
                 caller.socket.settimeout(_CALL_S)
                 caller.socket.sendall(answer)
             self._hang_up(caller)
-        return Group(self._counts, tuple(self.slots))
 
     def _calls(self) -> dict[int, int]:
         """Read what is there; return the number of processes on each node that waits for an answer."""
@@ -216,6 +225,7 @@ class FirstNode(NodeMembership):
             while len(self._callers) < _LIMIT_CALLERS:
                 found, (host, *_) = self._listener.accept()
                 found.setblocking(False)
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 self._callers.append(_Caller(found, host, time.monotonic()))
         for caller in [*self._callers]:
             self._read(caller)
@@ -329,7 +339,7 @@ class OtherNode(NodeMembership):
         match _decoded(received):
             case [*pairs] if all(_is_count(pair, self.place.nodes) for pair in pairs):
                 group = Group(dict(pairs), tuple(self.slots), self.place.rank)
-                if group.counts.get(self.place.rank) == len(self.slots):
+                if not pairs or group.counts.get(self.place.rank) == len(self.slots):
                     return group
         raise ConnectionError(f"no launcher of this job answers {shorten(received)}")
 

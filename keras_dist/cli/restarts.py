@@ -1,4 +1,4 @@
-"""`Restarts`: the failures and growths of a job, its report, and the restarts in a row without progress."""
+"""`Restarts`: the failures and changes of size of a job, its report, and the restarts in a row without progress."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LONGEST_PAUSE_S = 30.0
 
 @dataclasses.dataclass
 class Failure:
-    """The failure of a process, or a growth of the job, as an entry of the report."""
+    """The failure of a process, or the end after a save to change the size of the job, as an entry of the report."""
 
-    process: int | None  # None for a growth
+    process: int | None  # None for a change of size
     how: str  # exit code and error, or signal
     at: float  # Unix time when it was noticed, or of the last step of a process that hangs
     absent: list[int] | None = None  # processes that did not join in time, as far as known; None if all have joined
@@ -92,10 +92,10 @@ class Restarts:
             return None
         entries = [dataclasses.asdict(failure) for failure in self.failures]
         failures = [entry for entry in entries if entry["process"] is not None]
-        growths = [entry for entry in entries if entry["process"] is None]
+        resizes = [entry for entry in entries if entry["process"] is None]
         draft = self._report.with_name(f"{self._report.name}.draft")
         try:
-            draft.write_text(json.dumps({**self._described, "failures": failures, "growths": growths}, indent=2) + "\n")
+            draft.write_text(json.dumps({**self._described, "failures": failures, "resizes": resizes}, indent=2) + "\n")
             draft.replace(self._report)
         except OSError as error:  # must not end the job
             return str(error)

@@ -103,12 +103,15 @@ class Supervisor:
             group = members.gather(grows=self._restarts.grows)
             if group is None:
                 return self._end_between_starts()
+            if not group.total:
+                return 0
             self._start(group, members, folder)
             failure = self._watch(members)
             if self._asked:
                 return self._end_as_asked()
             self._end(failure)
             if failure is None:
+                members.finish()
                 self._look_whether_joined()
                 return 0
             code = self._prepare_restart(failure, members)
@@ -149,9 +152,9 @@ class Supervisor:
         while not self._asked:
             ended = [process for process in self._processes if process.poll()]
             if ended:
-                has_grown = members.is_elastic and self._have_saved(ended)
-                at = self._processes[0].notes.step_at or time.time()
-                return Failure(None, "saved and ended", at) if has_grown else self._failure_of(ended)
+                if not (members.is_elastic and self._have_saved(ended)):
+                    return self._failure_of(ended)
+                return Failure(None, "saved and ended", self._processes[0].notes.step_at or time.time())
             if self._restarts.awaits_step:
                 self._note_next_step(members)
             elif not has_asked and members.wants_growth():
@@ -206,12 +209,12 @@ class Supervisor:
 
     def _prepare_restart(self, failure: Failure, members: Membership) -> int | None:
         """Choose the processes of the next start, and wait; return an exit code if there is none."""
-        restarts, is_growth = self._restarts, failure.process is None
+        restarts = self._restarts
         is_back = not restarts.awaits_step or any(process.notes.first_step_at for process in self._processes)
         restarts.add(failure, self._processes[0].notes)
         absent = "" if members.is_elastic else self._absent_nodes(failure)
-        reason = self._unfit_mesh(members)
-        lost = [] if is_growth or is_back else self._lost(failure)
+        reason = "" if is_back else self._unfit_mesh(members)
+        lost = [] if is_back or failure.process is None else self._lost(failure)
         if reason:  # a smaller job may fit
             lost = self._group.slots[-1:] if self._job.place.nodes == 1 else []
         has_shrunk = bool(lost) and members.lose(lost)
@@ -220,7 +223,7 @@ class Supervisor:
         self._write_report()
         if absent:
             return self._end_without(f"{absent} {failure.how}")
-        if is_growth:
+        if failure.process is None:
             return None
         self._say(f"process {failure.process} {failure.how}; saved: {restarts.known_save}")
         if not failure.restarted:
@@ -242,14 +245,10 @@ class Supervisor:
         place, absent = self._job.place, failure.absent
         if absent is None or place.nodes == 1:
             return ""
+        if not absent:
+            return "a process of another node"
         nodes = [str(node) for node in self._group.nodes_of(absent) if node != place.rank]
-        if absent and not nodes:
-            return ""
-        return (
-            f"node {', '.join(nodes)} (process {', '.join(map(str, absent))})"
-            if absent
-            else "a process of another node"
-        )
+        return f"node {', '.join(nodes)} (process {', '.join(map(str, absent))})" if nodes else ""
 
     def _unfit_mesh(self, members: Membership) -> str:
         """Return why the mesh of the script does not fit a smaller job; empty if it does."""

@@ -105,6 +105,15 @@ def test_too_few_nodes_are_an_error_that_names_the_absent_ones(job):
         second.result(30)
 
 
+def test_a_node_that_waits_for_a_place_learns_that_the_job_has_succeeded(job):
+    nodes = job(timeout_s=1.0)
+    nodes.places(0, 2)
+    (waits,) = nodes.start(1)
+    wait_until(nodes.nodes[0].wants_growth)
+    nodes.nodes[0].finish()
+    assert waits.result(30).total == 0
+
+
 def test_nobody_waits_for_a_node_that_has_left(job):
     nodes = job()
     nodes.places(0, 1, 2)
