@@ -42,7 +42,7 @@ class Restarts:
         self.largest, self._report, self._described = largest, report, described
 
     def add(self, failure: Failure, notes: ProcessNotes) -> None:
-        """Record a failure, and decide whether the job is restarted; `notes` are those of the first local process."""
+        """Record a failure, and decide on a restart, by the `notes` of the first local process."""
         if notes.saved is not None or notes.steps:
             self.saved, self.has_trained = notes.saved, True
         failure.saved, failure.steps_lost = self.saved, notes.steps - notes.saved_steps
