@@ -27,11 +27,18 @@ class ProcessNotes:
     failure: str | None = None  # exception that ends the process
     blamed: int | None = None  # index of the process that failed; its own index if it hangs
     reason: str | None = None  # action of that process
+    absent: list[int] | None = None  # processes that did not join in time, as far as known
 
     def write(self, file: int) -> None:
         """Write the notes to the file; they stay even if the process is killed right after."""
         with contextlib.suppress(OSError):  # a full disk: training is worth more
             os.pwrite(file, json.dumps(vars(self)).encode() + b"\n", 0)
+
+    @staticmethod
+    def open_file() -> int | None:
+        """Open the file of this process for writing; return None without a launcher."""
+        path = os.environ.get(NOTES_VARIABLE)
+        return None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
 
     @classmethod
     def read(cls, path: pathlib.Path) -> ProcessNotes:
@@ -41,3 +48,14 @@ class ProcessNotes:
                 return cls(**json.loads(file.read(_LIMIT_BYTES).partition(b"\n")[0]))
         except (OSError, ValueError, TypeError):
             return cls()
+
+
+def request_file(notes: pathlib.Path) -> pathlib.Path:
+    """Return the path of the file with which the launcher asks the process to end at its next save."""
+    return notes.with_suffix(".request")
+
+
+def is_asked_to_end() -> bool:
+    """Whether the launcher asks this process to save and end, to restart the job with more processes."""
+    path = os.environ.get(NOTES_VARIABLE)
+    return path is not None and request_file(pathlib.Path(path)).exists()

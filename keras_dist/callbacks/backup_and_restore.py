@@ -11,6 +11,7 @@ import signal
 
 from keras_dist._support.arguments import check_path
 from keras_dist._support.located_warnings import warn
+from keras_dist._support.process_notes import is_asked_to_end
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
 from keras_dist.callbacks.model_checkpoint import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.checkpoint import CheckpointManager
@@ -143,7 +144,7 @@ class BackupAndRestore(Callback):
             is_due = self._timer is not None and self._timer.is_due(steps)
         if is_due:
             self._saved_at = self._batches
-            manager.save()
+            self._save(manager)
 
     def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
         """Save if `save_freq` is `"epoch"`."""
@@ -151,7 +152,7 @@ class BackupAndRestore(Callback):
         manager = self._open()
         manager.check()
         if self.save_freq == "epoch":
-            manager.save()
+            self._save(manager)
 
     def on_train_interrupt(self, signum: int) -> None:
         """Save, and end the process with `EXIT_CODE`."""
@@ -180,6 +181,11 @@ class BackupAndRestore(Callback):
             if error is None:
                 raise
             warn(f"the last save failed, too: {failure}", CheckpointWarning)
+
+    def _save(self, manager: CheckpointManager) -> None:
+        manager.save()
+        if is_asked_to_end():
+            os.kill(os.getpid(), signal.SIGTERM)  # which fit handles in this process, and JAX's runtime in all others
 
     def _open(self) -> CheckpointManager:
         """Return the manager of the running training."""

@@ -46,6 +46,11 @@ def _in_a_folder(path: pathlib.Path | None) -> pathlib.Path | None:
     return path and path.absolute()
 
 
+def _check_least(name: str, least: int | None, of: str, number: int) -> None:
+    if least is not None and least > number:
+        raise typer.BadParameter(f"{least} is more than {of} {number}", param_hint=name)
+
+
 def launch(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="a Python file, or -m and a module")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="...", help="its arguments")] = None,
@@ -53,7 +58,12 @@ def launch(
     devices_per_process: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="fake CPU devices of each; by default JAX's devices")
     ] = None,
-    max_restarts: Annotated[int, typer.Option(min=0, metavar="N", help="largest number of restarts of the job")] = 3,
+    min_processes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="restart with so many on each node, if others stay away")
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, metavar="N", help="largest number of restarts in a row without progress")
+    ] = 3,
     hang_timeout: Annotated[
         int, typer.Option(min=0, metavar="SECONDS", help="time without a step after which a process ends; 0: never")
     ] = 600,
@@ -68,6 +78,9 @@ def launch(
     nodes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="number of nodes; by default from the scheduler, or 1")
     ] = None,
+    min_nodes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="restart on so many nodes, if others stay away")
+    ] = None,
     node_rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="index of this node, from 0")] = None,
     coordinator: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="address of the first node, with a free port")
@@ -81,10 +94,15 @@ def launch(
 
     Each process gets its place in `KERAS_DISTRIBUTION_*`, which `keras_dist.initialize()` reads. When one fails or
     hangs, the others are stopped, and all are restarted on another port; with `BackupAndRestore` in the script they
-    resume. The launcher gives up after --max-restarts, or after two restarts in a row without a new save.
+    resume. The launcher gives up after --max-restarts in a row without a new save or step.
 
     With --nodes, run the same command once on each node; it starts --processes there. srun, mpirun and indexed jobs of
-    Kubernetes provide the index of the node. Across nodes the port of the coordinator stays the same.
+    Kubernetes provide the index of the node. Across nodes the port of the coordinator stays the same. If a node does
+    not start in time, the launchers of the others exit with 75.
+
+    With --min-processes and --min-nodes the job continues on fewer processes if one fails again right after a restart,
+    or a node does not return in time; it grows again at a save once they are back. With --min-nodes the launcher of the
+    first node also listens on the next port.
 
     Ctrl-C, SIGTERM and SIGHUP, which counts as SIGTERM, are sent to every process; a second signal kills all. The exit
     code is 0 after success, 75 if the job has saved its state after a signal and can be started again, else the code of
@@ -94,10 +112,17 @@ def launch(
     if script != "-m" and not pathlib.Path(script).is_file():
         hint = "; launch starts Python itself, so name the script alone" * script.startswith("python")
         raise typer.BadParameter(f"{script!r} is not a file in {str(pathlib.Path.cwd())!r}{hint}", param_hint="SCRIPT")
+    _check_least("--min-processes", min_processes, "--processes", processes)
+    _check_least("--min-nodes", min_nodes, "--nodes", place.nodes)
+    if min_processes is not None and min_nodes is None and place.nodes > 1:
+        text = f"several nodes agree on the number of processes only with --min-nodes; {place.nodes} for all of them"
+        raise typer.BadParameter(text, param_hint="--min-processes")
     job = Job(
         [script, *(arguments or ())],
         processes,
-        place,
+        place=place,
+        min_processes=min_processes,
+        min_nodes=min_nodes,
         devices=devices_per_process,
         hang_timeout_s=hang_timeout,
         join_timeout_s=join_timeout or (_JOIN_S if place.nodes == 1 else _JOIN_NODES_S),

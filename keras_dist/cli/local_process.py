@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, TextIO
 
-from keras_dist._support.process_notes import NOTES_VARIABLE, ProcessNotes
+from keras_dist._support.process_notes import NOTES_VARIABLE, ProcessNotes, request_file
 from keras_dist._support.text_tables import available_width
 from keras_dist.cli import process_tree
 
@@ -41,9 +41,11 @@ class LocalProcess:
     ) -> None:
         self.index = index  # in the job
         self.code: int | None = None  # exit code, or minus the signal that ended the process
+        self.has_failed = False  # by itself, before the launcher ended it
         self.log: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)  # last lines
         self._notes = folder / f"{index}.json"
-        self._notes.unlink(missing_ok=True)
+        for path in (self._notes, request_file(self._notes)):
+            path.unlink(missing_ok=True)
         bound = [sys.executable, "-I", "-S", process_tree.__file__, str(os.getpid())]
         self._process = subprocess.Popen(
             [*bound, *command],
@@ -72,8 +74,14 @@ class LocalProcess:
         """Send a signal."""
         self._process.send_signal(number)
 
+    def ask_to_end(self) -> None:
+        """Ask the process to end at its next save, as after a signal."""
+        request_file(self._notes).touch()
+
     def kill(self) -> None:
         """Kill the process, and wait for its exit."""
+        is_own = self.notes.blamed in (None, self.index)
+        self.has_failed = is_own and self.poll() not in (None, 0, -signal.SIGABRT)  # JAX aborts when another has failed
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LIMIT_S)

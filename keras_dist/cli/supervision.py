@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 import signal
@@ -15,8 +14,10 @@ from collections.abc import Sequence
 
 from keras_dist.cli import process_tree
 from keras_dist.cli.local_process import LocalProcess, print_line
+from keras_dist.cli.membership import AbsentNodesError, FirstNode, Group, Membership, OtherNode
 from keras_dist.cli.nodes import NodePosition
-from keras_dist.errors import printable
+from keras_dist.cli.restarts import Failure, Restarts
+from keras_dist.errors import ClusterError, printable
 
 _POLL_S = 0.1
 _MOMENT_S = 2.0  # time for processes that raise the same error to exit
@@ -25,8 +26,8 @@ _NOTICE_S = 10.0  # time for processes of other nodes to notice a failure
 _TELL_S = 6.0  # time for them to read of a failure: longer than their grace for the failed process
 _GONE_S = 20.0  # a coordinator that answers after this time belongs to the next start
 _TWICE_S = 0.5  # a scheduler may send a signal twice
-_LONGEST_PAUSE_S = 30.0
-_IN_VAIN = 2  # the launcher gives up after so many restarts in a row without a new save
+_USAGE = 2  # exit code
+_UNFIT_MESH = "Shape does not match the number of devices"  # of the error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +36,20 @@ class Job:
 
     command: Sequence[str]
     processes: int = 1  # on each node
+    min_processes: int | None = None  # on each node; None for all of them
+    min_nodes: int | None = None
     place: NodePosition = dataclasses.field(default_factory=NodePosition)
     devices: int | None = None  # fake CPU devices of each process
     hang_timeout_s: int = 600  # 0 for no limit
     join_timeout_s: int = 60
 
-    def environment(self, index: int, address: str) -> dict[str, str]:
-        """Return the environment variables of one process."""
+    def environment(self, index: int, group: Group, address: str) -> dict[str, str]:
+        """Return the environment variables of the process with this index on the node, among those that take part."""
         found = {
             "KERAS_DISTRIBUTION_JOB_ADDRESSES": address,
-            "KERAS_DISTRIBUTION_NUM_PROCESSES": str(self.place.nodes * self.processes),
-            "KERAS_DISTRIBUTION_PROCESS_ID": str(index),
+            "KERAS_DISTRIBUTION_NUM_PROCESSES": str(group.total),
+            "KERAS_DISTRIBUTION_PROCESS_ID": str(group.first + index),
+            "KERAS_DIST_LOCAL_PROCESS": str(group.slots[index]),
             "KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S": str(self.join_timeout_s),
         }
         if self.hang_timeout_s:
@@ -57,28 +61,17 @@ class Job:
         return found
 
 
-@dataclasses.dataclass
-class Failure:
-    """The failure of a process, as an entry of the report."""
-
-    process: int
-    how: str  # exit code and error, or signal
-    at: float  # Unix time when it was noticed, or of the last step of a process that hangs
-    saved: str | None = None  # the checkpoint to resume from
-    steps_lost: int = 0  # training steps of the first process of this node since the checkpoint
-    restarted: bool = False
-    to_next_step_s: float | None = None  # time from the failure to the next step
-
-
 class Supervisor:
     """Supervisor of the processes of a job on one node; it writes failures to the JSON file `report`."""
 
     def __init__(
         self, job: Job, *, max_restarts: int = 3, grace_s: int = 30, report: pathlib.Path | None = None
     ) -> None:
-        self._job, self._max_restarts, self._grace_s, self._report = job, max_restarts, grace_s, report
+        self._job, self._grace_s = job, grace_s
+        described = {"nodes": job.place.nodes, "processes": job.processes}
+        self._restarts = Restarts(max_restarts, report if job.place.rank == 0 else None, described)
+        self._group = Group({}, ())
         self._processes: list[LocalProcess] = []
-        self._failures: list[Failure] = []
         self._asked: int | None = None  # the first signal to this process
         self._asked_at = 0.0
         self._signals = [0, 0]  # to this process and to its parent
@@ -96,76 +89,114 @@ class Supervisor:
     def run(self) -> int:
         """Run the job, and return its exit code."""
         self._write_report()
-        with tempfile.TemporaryDirectory(prefix="keras_dist_launch_") as folder:
-            while True:
-                self._start(pathlib.Path(folder))
-                failure = self._watch()
-                if self._asked:
-                    return self._end_as_asked()
-                self._end(failure)
-                if failure is None:
-                    self._look_whether_joined()
-                    return 0
-                notes = self._processes[0].notes
-                failure.saved, failure.steps_lost = notes.saved, notes.steps - notes.saved_steps
-                self._failures.append(failure)
-                in_vain = self._restarts_in_vain()
-                failure.restarted = len(self._failures) <= self._max_restarts and in_vain < _IN_VAIN
-                self._write_report()
-                self._say(f"process {failure.process} {failure.how}; saved: {failure.saved or 'nothing'}")
-                if not failure.restarted:
-                    return self._give_up(failure, in_vain)
-                pause = min(2.0**in_vain, _LONGEST_PAUSE_S) if in_vain else 0.0
-                self._say(f"restart {len(self._failures)} of {self._max_restarts}" + f" in {pause:g} s" * bool(pause))
-                self._sleep(pause)
-                if self._asked:
-                    return os.EX_TEMPFAIL if self._asked == signal.SIGTERM else 128 + self._asked
+        try:
+            with tempfile.TemporaryDirectory(prefix="keras_dist_launch_") as folder, self._membership() as members:
+                return self._run(members, pathlib.Path(folder))
+        except AbsentNodesError as error:
+            return self._end_without(str(error))
+        except ClusterError as error:
+            self._say(str(error))
+            return _USAGE
 
-    def _start(self, folder: pathlib.Path) -> None:
-        """Start all processes of this node; a single node uses a free port."""
-        place, count = self._job.place, self._job.processes
+    def _run(self, members: Membership, folder: pathlib.Path) -> int:
+        while True:
+            group = members.gather(grows=self._restarts.grows)
+            if group is None:
+                return self._end_between_starts()
+            if not group.total:
+                return 0
+            self._start(group, members, folder)
+            failure = self._watch(members)
+            if self._asked:
+                return self._end_as_asked()
+            self._end(failure)
+            if failure is None:
+                members.finish()
+                self._look_whether_joined()
+                return 0
+            code = self._prepare_restart(failure, members)
+            if code is not None:
+                return code
+
+    def _membership(self) -> Membership:
+        """Return the processes and nodes that take part."""
+        job, place = self._job, self._job.place
+        least = job.min_processes or job.processes
+        if job.min_nodes is None:
+            return Membership(place, job.processes, least)
+        kind = OtherNode if place.rank else FirstNode
+        return kind(
+            place, job.processes, least, job.min_nodes, job.join_timeout_s, lambda: bool(self._asked), self._say
+        )
+
+    def _start(self, group: Group, members: Membership, folder: pathlib.Path) -> None:
+        """Start the processes of this node that take part; a single node uses a free port."""
+        before, self._group = self._group.total or members.largest, group
+        if group.total != before:
+            absent = ", ".join(str(node) for node in range(self._job.place.nodes) if node not in group.counts)
+            without = f", without node {absent}" if absent else ""
+            self._say(f"starts with {group.total} of {members.largest} processes{without}")
+        self._restarts.note_start(group.total)
         command = [sys.executable, "-u", *self._job.command]
-        address = place.coordinator or _free_address()
+        address = self._job.place.coordinator or _free_address()
         self._processes = []
-        for index in range(place.rank * count, (place.rank + 1) * count):
+        for number in range(len(group.slots)):
             if self._asked:
                 break
-            environment = self._job.environment(index, address)
-            self._processes.append(LocalProcess(index, command, environment, folder))
+            environment = self._job.environment(number, group, address)
+            self._processes.append(LocalProcess(group.first + number, command, environment, folder))
 
-    def _watch(self) -> Failure | None:
-        """Wait until all processes have succeeded, or one has failed."""
-        waits_for_step = bool(self._failures)
+    def _watch(self, members: Membership) -> Failure | None:
+        """Wait until all processes have succeeded, or one has failed, or all have ended to restart with more."""
+        has_asked = False
         while not self._asked:
             ended = [process for process in self._processes if process.poll()]
             if ended:
-                return self._failure_of(ended)
-            if waits_for_step:
-                waits_for_step = not self._note_next_step()
+                if not (members.is_elastic and self._have_saved(ended)):
+                    return self._failure_of(ended)
+                return Failure(None, "saved and ended", self._processes[0].notes.step_at or time.time())
+            if self._restarts.awaits_step:
+                self._note_next_step(members)
+            elif not has_asked and members.wants_growth():
+                has_asked = True
+                self._processes[0].ask_to_end()
+                self._say("asks the job to end at its next save, and restarts it with more processes then")
             if all(process.code == 0 for process in self._processes):
                 return None
             time.sleep(_POLL_S)
         return None
 
+    def _have_saved(self, ended: Sequence[LocalProcess]) -> bool:
+        """Wait for the other processes if one has ended after a save; return whether all have."""
+        if ended[0].code != os.EX_TEMPFAIL or ended[0].notes.blamed is not None:
+            return False
+        self._await_end(self._grace_s, self._processes)
+        return all(process.code == os.EX_TEMPFAIL for process in self._processes)
+
     def _look_whether_joined(self) -> None:
         """Warn if several processes succeeded without joining a job."""
-        count = self._job.place.nodes * self._job.processes
-        if count > 1 and not any(process.notes.joined for process in self._processes):
+        if self._group.total > 1 and not any(process.notes.joined for process in self._processes):
             self._say("no process has called keras_dist.initialize(): each ran alone, not as one job")
 
-    def _note_next_step(self) -> bool:
-        """Note the first step after the last failure, and return whether there was one."""
-        since, last = self._processes[0].notes.first_step_at, self._failures[-1]
+    def _note_next_step(self, members: Membership) -> None:
+        """Note the first step after the last failures."""
+        since = self._processes[0].notes.first_step_at
         if since is None:
-            return False
-        last.to_next_step_s = round(since - last.at, 2)
-        self._say(f"first step {last.to_next_step_s:.1f} s after the failure; steps lost: {last.steps_lost}")
+            return
+        members.note_step()
+        first = self._restarts.note_step(since)
+        after = "failure" if first.process is not None else "last one"
+        self._say(f"first step {first.to_next_step_s:.1f} s after the {after}; steps lost: {first.steps_lost}")
         self._write_report()
-        return True
 
     def _failure_of(self, ended: Sequence[LocalProcess]) -> Failure:
         """Return the first failure; processes that exited because of another one have recorded its index."""
         now = time.time()
+        if any(process.notes.absent is not None for process in ended):
+            self._await_end(_MOMENT_S, self._processes)  # the first process knows more than others
+            absent = sorted({index for process in self._processes for index in process.notes.absent or ()})
+            how = f"did not join within {self._job.join_timeout_s} s"
+            return Failure(absent[0] if absent else ended[0].index, how, now, absent)
         failed = [process for process in ended if process.notes.blamed in (None, process.index)]
         failed.sort(key=lambda process: process.code == -signal.SIGABRT)  # JAX aborts when another process has failed
         notes = ended[0].notes
@@ -176,6 +207,57 @@ class Supervisor:
         at = min(now, self._processes[0].notes.step_at or now)
         return Failure(notes.blamed or 0, f"{notes.reason}, according to process {ended[0].index}", at)
 
+    def _prepare_restart(self, failure: Failure, members: Membership) -> int | None:
+        """Choose the processes of the next start, and wait; return an exit code if there is none."""
+        restarts = self._restarts
+        is_back = not restarts.awaits_step or any(process.notes.first_step_at for process in self._processes)
+        restarts.add(failure, self._processes[0].notes)
+        absent = "" if members.is_elastic else self._absent_nodes(failure)
+        reason = "" if is_back else self._unfit_mesh(members)
+        lost = [] if is_back or failure.process is None else self._lost(failure)
+        if reason:  # a smaller job may fit
+            lost = self._group.slots[-1:] if self._job.place.nodes == 1 else []
+        has_shrunk = bool(lost) and members.lose(lost)
+        reason = "" if has_shrunk else reason
+        failure.restarted &= not (absent or reason)
+        self._write_report()
+        if absent:
+            return self._end_without(f"{absent} {failure.how}")
+        if failure.process is None:
+            return None
+        self._say(f"process {failure.process} {failure.how}; saved: {restarts.known_save}")
+        if not failure.restarted:
+            return self._give_up(failure, reason or f"after {restarts.in_row - 1} restarts in a row without progress")
+        pause = 0.0 if has_shrunk else restarts.pause_s
+        self._say(f"restart {restarts.in_row} of {restarts.largest}" + f" in {pause:g} s" * bool(pause))
+        self._sleep(pause)
+        return self._end_between_starts() if self._asked else None
+
+    def _lost(self, failure: Failure) -> list[int]:
+        """Return the processes of this node that have failed by themselves, by their indices on the node."""
+        pairs = zip(self._group.slots, self._processes, strict=False)
+        if failure.absent is not None:
+            return [slot for slot, process in pairs if process.index in failure.absent]
+        return [slot for slot, process in pairs if process.index == failure.process or process.has_failed]
+
+    def _absent_nodes(self, failure: Failure) -> str:
+        """Describe the nodes whose processes did not join; empty for processes of this node."""
+        place, absent = self._job.place, failure.absent
+        if absent is None or place.nodes == 1:
+            return ""
+        if not absent:
+            return "a process of another node"
+        nodes = [str(node) for node in self._group.nodes_of(absent) if node != place.rank]
+        return f"node {', '.join(nodes)} (process {', '.join(map(str, absent))})" if nodes else ""
+
+    def _unfit_mesh(self, members: Membership) -> str:
+        """Return why the mesh of the script does not fit a smaller job; empty if it does."""
+        total = self._group.total
+        if total == members.largest or not any(_UNFIT_MESH in line for line in self._processes[0].log):
+            return ""
+        fix = "write -1 for an axis of the mesh that may shrink, or leave out --min-processes and --min-nodes"
+        return f"as the mesh does not fit {total} of {members.largest} processes ({fix})"
+
     def _end(self, failure: Failure | None) -> None:
         """End the remaining processes, their children, and the coordination service."""
         if failure is not None:
@@ -184,7 +266,7 @@ class Supervisor:
         for process in self._processes:
             process.kill()
         place = self._job.place
-        if failure is not None and place.nodes > 1:
+        if failure is not None and failure.process is not None and place.nodes > 1:
             if place.rank == 0:  # the coordination service must live until the other nodes have noticed
                 silent = [process for process in self._processes if process.index == failure.process]
                 self._sleep(_TELL_S if all(process.notes.failure for process in silent) else _NOTICE_S)
@@ -225,23 +307,25 @@ class Supervisor:
             return os.EX_TEMPFAIL
         saved = self._processes[0].notes.saved if codes else None
         fix = "raise --grace, or save more often: BackupAndRestore(save_freq=...)"
-        self._say(f"nothing was saved after the signal; saved before: {saved or 'nothing'}; {fix}")
+        self._say(f"nothing was saved after the signal; saved before: {saved or self._restarts.known_save}; {fix}")
         return 128 + (self._asked or 0)
 
-    def _give_up(self, failure: Failure, in_vain: int) -> int:
+    def _end_between_starts(self) -> int:
+        return os.EX_TEMPFAIL if self._asked == signal.SIGTERM else 128 + (self._asked or 0)
+
+    def _end_without(self, what: str) -> int:
+        """Ask for another start of the launcher, with all nodes."""
+        self._say(f"{what}; saved: {self._restarts.known_save}; start the same command again, on every node")
+        return os.EX_TEMPFAIL
+
+    def _give_up(self, failure: Failure, why: str) -> int:
         """Print the reason and the log of the process that failed, and return an exit code other than 75."""
         failed = [process for process in self._processes if process.index == failure.process]
         for process in failed:
             self._say(f"the last lines of process {process.index}:\n" + "\n".join(f"  {line}" for line in process.log))
-        why = f"{in_vain} restarts without a new save" if in_vain >= _IN_VAIN else f"{self._max_restarts} restarts"
-        self._say(f"given up after {why}: process {failure.process} {failure.how}")
+        self._say(f"given up {why}: process {failure.process} {failure.how}")
         code = failed[0].code or 1 if failed else 1
         return code if 0 < code < 128 and code != os.EX_TEMPFAIL else 1
-
-    def _restarts_in_vain(self) -> int:
-        """Return the number of last restarts without a new save."""
-        saved = [failure.saved for failure in self._failures]
-        return next((back for back, one in enumerate(saved[-2::-1]) if one != saved[-1]), len(saved) - 1)
 
     def _sleep(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -252,15 +336,9 @@ class Supervisor:
         print_line(printable(f"launch: {text}"), sys.stderr)
 
     def _write_report(self) -> None:
-        if self._report is not None and self._job.place.rank == 0:
-            failures = [dataclasses.asdict(failure) for failure in self._failures]
-            content = {"nodes": self._job.place.nodes, "processes": self._job.processes, "failures": failures}
-            draft = self._report.with_name(f"{self._report.name}.draft")
-            try:
-                draft.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-                draft.replace(self._report)
-            except OSError as error:  # must not end the job
-                self._say(f"the report was not written: {error}")
+        reason = self._restarts.write()
+        if reason is not None:
+            self._say(f"the report was not written: {reason}")
 
 
 def _free_address() -> str:

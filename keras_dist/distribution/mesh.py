@@ -84,7 +84,7 @@ class DeviceMesh:
         if dcn_shape is not None:
             spans, placed = _hybrid(sizes, _spans(dcn_shape, names), flat)
         else:
-            placed = flat.reshape(_resolve_sizes(sizes, flat.size, are_given=devices is not None))
+            placed = flat.reshape(_resolve_sizes(sizes, names, flat.size, are_given=devices is not None))
             if devices is None:
                 placed = _names(arrangement.by_default(_found(flat), placed.shape))
         self.__setstate__((names, placed, spans))
@@ -302,11 +302,14 @@ def fitting_sizes(sizes: Sequence[int], device_count: int) -> tuple[int, ...]:
     return (device_count // inner, *others) if fits else (device_count, *[1] * len(others))
 
 
-def _resolve_sizes(sizes: tuple[int, ...], device_count: int, *, are_given: bool) -> tuple[int, ...]:
+def _resolve_sizes(
+    sizes: tuple[int, ...], names: Sequence[str], device_count: int, *, are_given: bool
+) -> tuple[int, ...]:
     resolved = _inferred(sizes, device_count)
     if resolved is None:
         known, unknown = math.prod(size for size in sizes if size != -1), sizes.count(-1)
-        product = " x ".join(map(str, sizes)) + ("" if unknown else f" = {known}")
+        product = " x ".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True))
+        product += "" if unknown else f" = {known}"
         some = f"or use some devices only: devices=list_devices()[:{known}]"
         more = "or make more fake CPU devices with kd.use_cpu_devices(n)"
         given = f"shape={sizes} ({product}) on {device_count} device(s)"

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from keras_dist._support import ambient
-from keras_dist._support.process_notes import NOTES_VARIABLE, ProcessNotes
+from keras_dist._support.process_notes import ProcessNotes
 from keras_dist._unstable import gloo, jax_runtime
 from keras_dist._unstable.coordination_service import Connection
 from keras_dist.errors import ProcessAbsentError, printable, shorten
@@ -266,8 +266,7 @@ class JobMonitor(Monitor):
         self._exited: Set[int] = frozenset()
         self._differs: dict[int, tuple[tuple[str, str, str], float]] = {}  # from the acts of others, and since when
         self._lost = False  # whether another process is known to have exited
-        path = os.environ.get(NOTES_VARIABLE)
-        self._notes_file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        self._notes_file = ProcessNotes.open_file()
 
     @property
     def is_watching(self) -> bool:  # noqa: D102

@@ -30,6 +30,7 @@ import jax
 
 from keras_dist import random
 from keras_dist._support.arguments import check_flag, check_number, check_optional
+from keras_dist._support.process_notes import ProcessNotes
 from keras_dist._unstable import jax_runtime
 from keras_dist._unstable.coordination_service import CoordinationService
 from keras_dist.errors import ClusterError, KerasDistError, printable, shorten
@@ -316,6 +317,7 @@ class _Attempt:
                     self.waiting.enter_context(_telling(lambda: f"{others} of {processes} at {coordinator.reached}"))
                     return coordinator.reached, self._listening_host(own_host)
         unknown = isinstance(reason, socket.gaierror | UnicodeError)
+        _note_absent([0])
         summary = f"process {process} of {processes} cannot reach the coordinator at {coordinator}"
         fix = (
             "start process 0 on the machine with this address, in time; check whether a firewall closes the port; "
@@ -359,6 +361,8 @@ class _Attempt:
             what = "the coordinator does not let it join the job"
         else:
             what = "another process did not join the job"
+        if missing is not None or time.monotonic() >= self._end - 1:
+            _note_absent([int(index) for index in missing[1].split()] if missing else [])
         return ClusterError(
             f"process {process} of {processes}: {what}",
             given=f"coordinator {coordinator}" + (f": {shorten(error)}" if _NO_TEXT not in str(error) else ""),
@@ -408,6 +412,14 @@ def _claim(address: str, process: int, processes: int) -> None:
         if error.errno == errno.EADDRINUSE:
             holder = f"another process on this machine, with coordinator {address}"
             raise _has_joined(process, processes, holder) from error
+
+
+def _note_absent(processes: list[int]) -> None:
+    """Note for the launcher that these processes, and perhaps others, did not join in time."""
+    file = ProcessNotes.open_file()
+    if file is not None:
+        ProcessNotes(absent=processes).write(file)
+        os.close(file)
 
 
 def _has_joined(process: int, processes: int, given: str) -> ClusterError:

@@ -121,34 +121,40 @@ def test_processes_that_ran_apart_are_told_so(tmp_path):
 
 def test_one_that_always_dies_ends_the_launcher_with_its_log(tmp_path):
     program = "start_child(); print('no such', 'file', address); sys.exit(3 * index)"
-    code, _, errors, deaths = Launcher(tmp_path, program, "--processes", 2, "--max-restarts", 9).outcome()
+    code, _, errors, deaths = Launcher(tmp_path, program, "--processes", 2, "--max-restarts", 2).outcome()
     assert code == 3
-    assert errors[-1] == "launch: given up after 2 restarts without a new save: process 1 ended with exit code 3"
+    given_up = "launch: given up after 2 restarts in a row without progress"
+    assert errors[-1] == f"{given_up}: process 1 ended with exit code 3"
     assert errors[-3] == "launch: the last lines of process 1:" and errors[-2].startswith("  no such file 127.0.0.1:")
     assert [(death["process"], death["how"], death["restarted"]) for death in deaths] == [
         (1, "ended with exit code 3", True),
         (1, "ended with exit code 3", True),
         (1, "ended with exit code 3", False),
     ]
-    assert "launch: restart 2 of 9 in 2 s" in errors
+    assert "launch: restart 2 of 2 in 2 s" in errors
     children = children_of(tmp_path)
     assert len(children) >= 3 and not any(map(psutil.pid_exists, children))
 
 
-def test_a_job_that_saves_goes_on_to_the_last_restart(tmp_path):
-    program = """
+@pytest.mark.parametrize("kind", ["saves", "steps"])
+def test_restarts_with_progress_are_not_counted(tmp_path, kind):
+    program = f"""
     starts = len(list(folder.glob("start *")))
-    (folder / f"start {starts}").write_text(address)
-    note(saved=f"step {starts}", saved_steps=7 + starts, steps=10, first_step_at=time.time())
+    (folder / f"start {{starts}}").write_text(address)
+    number = min(starts, 4)
+    saved, steps = (f"step {{number}}", 10) if {kind == "saves"} else ("step 0", 7 + number)
+    note(saved=saved, saved_steps=7, steps=steps, first_step_at=time.time())
     time.sleep(0.4)
     os.kill(os.getpid(), signal.SIGKILL)
     """
-    code, _, errors, deaths = Launcher(tmp_path, f"if True:{program}", "--max-restarts", 3).outcome()
+    code, _, errors, deaths = Launcher(tmp_path, f"if True:{program}", "--max-restarts", 1).outcome()
     assert code == 1
-    assert errors[-1] == "launch: given up after 3 restarts: process 0 was ended by SIGKILL"
-    assert [(death["saved"], death["steps_lost"]) for death in deaths] == [(f"step {n}", 3 - n) for n in range(4)]
-    assert all(death["to_next_step_s"] > 0 for death in deaths[:3]) and deaths[3]["to_next_step_s"] is None
-    assert len({path.read_text() for path in tmp_path.glob("start *")}) == 4  # ports
+    given_up = "launch: given up after 1 restarts in a row without progress"
+    assert errors[-1] == f"{given_up}: process 0 was ended by SIGKILL"
+    told = [(f"step {min(n, 4)}", 3) if kind == "saves" else ("step 0", min(n, 4)) for n in range(6)]
+    assert [(death["saved"], death["steps_lost"]) for death in deaths] == told
+    assert all(death["to_next_step_s"] > 0 for death in deaths[:5]) and deaths[5]["to_next_step_s"] is None
+    assert len({path.read_text() for path in tmp_path.glob("start *")}) == 6  # ports
 
 
 def test_a_process_that_is_stopped_for_a_moment_goes_on(tmp_path):
@@ -214,7 +220,7 @@ def test_ctrl_c_ends_those_that_do_not_listen(tmp_path):
     launcher.process.send_signal(signal.SIGINT)
     code, _, errors, _ = launcher.outcome(timeout=30)
     assert code == 128 + signal.SIGINT
-    assert errors[-1].startswith("launch: nothing was saved after the signal; saved before: nothing; raise --grace")
+    assert errors[-1].startswith("launch: nothing was saved after the signal; saved before: nothing known")
     assert_gone(family)
 
 

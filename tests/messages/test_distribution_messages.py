@@ -24,7 +24,7 @@ GOLDEN: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: kd.DeviceMesh((2, 3), ("data", "model")),
         """\
 Shape does not match the number of devices
-  given:    shape=(2, 3) (2 x 3 = 6) on 8 device(s)
+  given:    shape=(2, 3) (data=2 x model=3 = 6) on 8 device(s)
   fix:      change a size, write -1 for one of them, or use some devices only: devices=list_devices()[:6]""",
     ),
     "a device that does not exist": (
