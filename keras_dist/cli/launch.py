@@ -63,7 +63,7 @@ def launch(
     grace: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="time to exit after a signal")] = 30,
     report: Annotated[
         pathlib.Path | None,
-        typer.Option(dir_okay=False, callback=_in_a_folder, metavar="jobs.json", help="file for failures and restarts"),
+        typer.Option(dir_okay=False, callback=_in_a_folder, metavar="jobs.json", help="file for failures and restarts; with several nodes, node 1 writes jobs.node1.json"),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="number of nodes; by default from the scheduler, or 1")
@@ -86,9 +86,10 @@ def launch(
     With --nodes, run the same command once on each node; it starts --processes there. srun, mpirun and indexed jobs of
     Kubernetes provide the index of the node. Across nodes the port of the coordinator stays the same.
 
-    Ctrl-C, SIGTERM and SIGHUP, which counts as SIGTERM, are sent to every process; a second signal kills all. The exit
-    code is 0 after success, 75 if the job has saved its state after a signal and can be started again, else the code of
-    the failed process. On Linux no process outlives the launcher.
+    The first Ctrl-C or SIGTERM is sent to every process, which has --grace seconds to save; SIGHUP and SIGUSR1 count as
+    SIGTERM. Further signals do not end a save, except the third Ctrl-C, which kills all. The exit code is 0 after
+    success, 75 if the job has saved its state after a signal and can be started again, else the code of the failed
+    process. On Linux no process outlives the launcher.
     """
     place = NodePosition.resolve(nodes, node_rank, coordinator)
     if script != "-m" and not pathlib.Path(script).is_file():
@@ -102,6 +103,8 @@ def launch(
         hang_timeout_s=hang_timeout,
         join_timeout_s=join_timeout or (_JOIN_S if place.nodes == 1 else _JOIN_NODES_S),
     )
+    if report is not None and place.rank:
+        report = report.with_suffix(f".node{place.rank}{report.suffix}")
     if job.devices is not None:
         backend_environment.forget_fake_device_count()
     supervisor = Supervisor(job, max_restarts=max_restarts, grace_s=grace, report=report)

@@ -24,7 +24,7 @@ _CLOSE_S = 10.0  # time for a process that has raised an error to close its file
 _NOTICE_S = 10.0  # time for processes of other nodes to notice a failure
 _TELL_S = 6.0  # time for them to read of a failure: longer than their grace for the failed process
 _GONE_S = 20.0  # a coordinator that answers after this time belongs to the next start
-_TWICE_S = 0.5  # a scheduler may send a signal twice
+_ENOUGH = 3  # the third Ctrl-C ends all at once
 _LONGEST_PAUSE_S = 30.0
 _IN_VAIN = 2  # the launcher gives up after so many restarts in a row without a new save
 
@@ -80,16 +80,15 @@ class Supervisor:
         self._processes: list[LocalProcess] = []
         self._failures: list[Failure] = []
         self._asked: int | None = None  # the first signal to this process
-        self._asked_at = 0.0
-        self._signals = [0, 0]  # to this process and to its parent
+        self._presses = [0, 0]  # Ctrl-C to this process and to its parent, which may both get one
 
     def on_signal(self, number: int, is_forwarded: bool) -> None:
-        """Send a signal to the processes; a second signal kills them."""
-        now, is_first = time.monotonic(), self._asked is None
-        self._signals[is_forwarded] += 1
+        """Send the first signal to the processes, which save; of later signals only a third Ctrl-C ends them."""
+        self._presses[is_forwarded] += number == signal.SIGINT
+        is_first, is_enough = self._asked is None, number == signal.SIGINT and self._presses[is_forwarded] >= _ENOUGH
         if is_first:
-            self._asked, self._asked_at = number, now
-        if is_first or (now - self._asked_at >= _TWICE_S and self._signals[is_forwarded] > 1):
+            self._asked = number
+        if is_first or is_enough:
             for process in self._processes:
                 process.send(number if is_first else signal.SIGKILL)
 
@@ -215,6 +214,8 @@ class Supervisor:
 
     def _end_as_asked(self) -> int:
         """Wait for the processes after a signal, and return the exit code."""
+        name = signal.Signals(self._asked or 0).name
+        self._say(f"{name}: the processes have {self._grace_s} s to save and exit; the third Ctrl-C ends them at once")
         self._await_end(self._grace_s, self._processes)
         codes = [process.poll() for process in self._processes]
         self._end(None)
@@ -249,10 +250,12 @@ class Supervisor:
             time.sleep(_POLL_S)
 
     def _say(self, text: str) -> None:
-        print_line(printable(f"launch: {text}"), sys.stderr)
+        place = self._job.place
+        node = f"node {place.rank} ({socket.gethostname()}): " if place.nodes > 1 else ""
+        print_line(printable(f"launch: {node}{text}"), sys.stderr)
 
     def _write_report(self) -> None:
-        if self._report is not None and self._job.place.rank == 0:
+        if self._report is not None:
             failures = [dataclasses.asdict(failure) for failure in self._failures]
             content = {"nodes": self._job.place.nodes, "processes": self._job.processes, "failures": failures}
             draft = self._report.with_name(f"{self._report.name}.draft")
