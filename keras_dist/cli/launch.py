@@ -63,7 +63,7 @@ def launch(
     grace: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="time to exit after a signal")] = 30,
     report: Annotated[
         pathlib.Path | None,
-        typer.Option(dir_okay=False, callback=_in_a_folder, metavar="jobs.json", help="file for failures and restarts; with several nodes, node 1 writes jobs.node1.json"),
+        typer.Option(dir_okay=False, callback=_in_a_folder, metavar="jobs.json", help="file for failures and restarts"),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="number of nodes; by default from the scheduler, or 1")
@@ -84,7 +84,8 @@ def launch(
     resume. The launcher gives up after --max-restarts, or after two restarts in a row without a new save.
 
     With --nodes, run the same command once on each node; it starts --processes there. srun, mpirun and indexed jobs of
-    Kubernetes provide the index of the node. Across nodes the port of the coordinator stays the same.
+    Kubernetes provide the index of the node. Across nodes the port of the coordinator stays the same. Each node writes
+    the failures that it finds; --report jobs.json is jobs.node1.json on node 1.
 
     The first Ctrl-C or SIGTERM is sent to every process, which has --grace seconds to save; SIGHUP and SIGUSR1 count as
     SIGTERM. Further signals do not end a save, except the third Ctrl-C, which kills all. The exit code is 0 after

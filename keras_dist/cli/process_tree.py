@@ -27,8 +27,8 @@ def run_guarded(act: Callable[[], int], on_signal: Callable[[int, bool], None]) 
     """Run `act` in a child process, whose descendants never outlive it or this process, and return its exit code.
 
     The child calls `on_signal` for each SIGINT and SIGTERM that it or this process gets, with whether this one did: who
-    signals both has signalled once. SIGHUP, of a terminal that is closed, and SIGUSR1, which `mpirun` forwards, count as
-    SIGTERM. The code of a child that a signal ended is 128 plus the number of the signal.
+    signals both has signalled once. SIGHUP, of a terminal that is closed, and SIGUSR1, which `mpirun` forwards, count
+    as SIGTERM. The code of a child that a signal ended is 128 plus the number of the signal.
     """
     _adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until both processes have their handlers

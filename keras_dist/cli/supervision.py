@@ -80,6 +80,7 @@ class Supervisor:
         self._processes: list[LocalProcess] = []
         self._failures: list[Failure] = []
         self._asked: int | None = None  # the first signal to this process
+        self._saved_before: str | None = None  # before that signal
         self._presses = [0, 0]  # Ctrl-C to this process and to its parent, which may both get one
 
     def on_signal(self, number: int, is_forwarded: bool) -> None:
@@ -88,6 +89,7 @@ class Supervisor:
         is_first, is_enough = self._asked is None, number == signal.SIGINT and self._presses[is_forwarded] >= _ENOUGH
         if is_first:
             self._asked = number
+            self._saved_before = self._processes[0].notes.saved if self._processes else None
         if is_first or is_enough:
             for process in self._processes:
                 process.send(number if is_first else signal.SIGKILL)
@@ -222,9 +224,9 @@ class Supervisor:
         self._write_report()
         if codes and all(code == 0 for code in codes):
             return 0
-        if os.EX_TEMPFAIL in codes:
-            return os.EX_TEMPFAIL
         saved = self._processes[0].notes.saved if codes else None
+        if os.EX_TEMPFAIL in codes or saved != self._saved_before:
+            return os.EX_TEMPFAIL
         fix = "raise --grace, or save more often: BackupAndRestore(save_freq=...)"
         self._say(f"nothing was saved after the signal; saved before: {saved or 'nothing'}; {fix}")
         return 128 + (self._asked or 0)
