@@ -1,7 +1,7 @@
 """`Engine`: programs of a cluster on this machine, in one folder and one process tree, and trials that run in it.
 
-As a program it is the root of the tree: `python -m tests.clusters.engine` reads commands from its standard input, a line
-of JSON each, starts them, and ends all of the tree when there are no more. So nothing outlives a test that is killed.
+As a program it is the root of the tree: `python -m tests.clusters.engine` starts the commands that it reads, a line of
+JSON each, and ends all of the tree when there are no more. So nothing outlives a test that is killed.
 """
 
 import contextlib
@@ -84,8 +84,8 @@ class Engine:
 
     def processes(self) -> list[psutil.Process]:
         """All processes of the tree that run, except the two of its root."""
-        root, *children = psutil.Process(self._root.pid).children(recursive=True)
-        return [child for child in children if _runs(child)]
+        (server,) = psutil.Process(self._root.pid).children()
+        return [child for child in server.children(recursive=True) if _runs(child)]
 
     def names(self) -> list[str]:
         found = []

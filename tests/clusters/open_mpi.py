@@ -5,7 +5,7 @@ import pathlib
 
 import psutil
 
-from tests.clusters.engine import DEPLOY, TRAIN, Engine, Trial, free_ports, require, wait_until
+from tests.clusters.engine import DEPLOY, TRAIN, Engine, Trial, free_ports, require
 
 HOSTS = ("localhost", "other")
 _AGENT = """#!/bin/sh
@@ -45,7 +45,7 @@ class MpiJob(Trial):
         super().__init__(folder)
         self.engine = engine
 
-    def script(self) -> psutil.Process:
-        """The process of `train.sh`."""
-        found = [process for process in self.engine.processes() if "train.sh" in " ".join(process.cmdline()[1:2])]
-        return found[0]
+    def process(self, name: str) -> psutil.Process:
+        """The process of this job that runs a program: `train.sh` or `mpirun`."""
+        below = (each for each in self.engine.processes() if str(self.folder) in each.cmdline())
+        return next(each for each in below if any(name == pathlib.Path(word).name for word in each.cmdline()[:2]))

@@ -4,10 +4,8 @@ import signal
 
 import pytest
 
-import keras_dist as kd
 from tests.clusters.engine import TRAIN, Trial
 from tests.clusters.open_mpi import OpenMpi
-from tests.clusters.train import trained
 
 pytestmark = [pytest.mark.cluster, pytest.mark.multiprocess]
 
@@ -21,24 +19,14 @@ def mpi(tmp_path_factory):
         engine.close()
 
 
-@pytest.fixture(scope="session")
-def losses():
-    """The losses of a run on two devices that nobody interrupts."""
-    with kd.DataParallel(devices=kd.list_devices()[:2]).scope():
-        return pytest.approx(trained(), rel=1e-5)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_to_the_script_saves_and_the_same_command_resumes(mpi, tmp_path, losses, number):
     job = mpi.train(tmp_path, "--hold")
     job.wait_for_hold()
-    script = job.script()
     for times in (1, 2):  # the second signal ends no save
-        script.send_signal(number)
+        job.process("train.sh").send_signal(number)
         job.wait_for("train.sh: the job saves its state within 110 s; the exit code is then 75", times)
-    for process in mpi.processes():  # as a shutdown does
-        if process.name() in ("mpirun", "orted"):
-            process.send_signal(number) if process.name() == "mpirun" else None
+    job.process("mpirun").send_signal(number)  # as a shutdown does
     job.let_go()
     assert job.code() == 75, job.printed()
     assert "BackupAndRestore: SIGTERM, saved" in job.printed()
@@ -58,6 +46,7 @@ def test_a_job_survives_the_kill_of_a_process(mpi, tmp_path, losses):
 
 def test_mpirun_runs_without_the_launcher(mpi, tmp_path, losses):
     job = Trial(tmp_path)
-    mpi.start("mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", "python", str(TRAIN), str(tmp_path), output=job.output)
+    command = ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", "python", str(TRAIN), str(tmp_path)]
+    mpi.start(*command, output=job.output)
     assert job.code() == 0, job.printed()
     assert job.losses() == losses

@@ -15,7 +15,7 @@ EPOCHS, STEPS, HOLD = 4, 5, 8
 
 
 class Hold(kd.callbacks.Callback):
-    """After step `HOLD` writes the id of this process to a file, and waits until `go` exists; slow while `slow` does."""
+    """After step `HOLD` writes the id of this process to a file, and waits until `go` exists; `slow` slows the next."""
 
     def __init__(self, folder: pathlib.Path, process: int) -> None:
         super().__init__()
