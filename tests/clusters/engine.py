@@ -26,6 +26,7 @@ from tests.processes import environment, killed_environment
 ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY, TRAIN = ROOT / "deploy", ROOT / "tests" / "clusters" / "train.py"
 LIMIT_S = 240  # for what takes seconds on an idle machine
+MOMENT_S = 60  # for processes of a job to exit after its end
 _SYSTEM = ("/etc", "/run", "/tmp", "/dev/shm", "/var/lib", "/var/log", "/var/run", "/var/spool", "/var/tmp")
 _OURS = re.compile("munge|ompi|openmpi|pmix|prte|slurm", re.IGNORECASE)
 
@@ -96,7 +97,7 @@ class Engine:
 
     def wait_for_end_of_processes(self) -> None:
         """Wait until only the daemons of the engine run."""
-        wait_until(lambda: {*self.names()} <= self.daemons, self.names, 60)
+        wait_until(lambda: {*self.names()} <= self.daemons, self.names, MOMENT_S)
 
     def close(self) -> None:
         """End the tree, after a check that no job has left anything, in it or outside of the folder."""
@@ -134,13 +135,6 @@ class Trial:
         files = [self.folder / "holds.0", self.folder / "holds.1"]
         wait_until(lambda: all(file.exists() for file in files), self.printed)
         return [psutil.Process(int(file.read_text())) for file in files]
-
-    @contextlib.contextmanager
-    def slowed(self):
-        """Let each step after `HOLD` take a second, in which a signal arrives."""
-        (self.folder / "slow").touch()
-        yield
-        (self.folder / "slow").unlink()
 
     def let_go(self) -> None:
         (self.folder / "go").touch()

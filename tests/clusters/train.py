@@ -15,11 +15,11 @@ EPOCHS, STEPS, HOLD = 4, 5, 8
 
 
 class Hold(kd.callbacks.Callback):
-    """After step `HOLD` writes the id of this process to a file, and waits until `go` exists; `slow` slows the next."""
+    """Waits after step `HOLD` until the file `go` exists; later steps take a second, in which a signal arrives."""
 
     def __init__(self, folder: pathlib.Path, process: int) -> None:
         super().__init__()
-        self.folder, self.process, self.steps = folder, process, 0
+        self.folder, self.process, self.steps, self.has_held = folder, process, 0, False
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
@@ -29,7 +29,8 @@ class Hold(kd.callbacks.Callback):
             draft.rename(self.folder / f"holds.{self.process}")
             while not (self.folder / "go").exists():
                 time.sleep(0.02)
-        if (self.folder / "slow").exists():
+            self.has_held = True
+        if self.has_held:
             time.sleep(1)
 
 
