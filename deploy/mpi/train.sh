@@ -3,7 +3,7 @@
 #
 # mpirun starts one launcher on each host, and the launcher the processes of the host; nothing else of MPI is used. The
 # script calls keras_dist.initialize(), and fits with BackupAndRestore in a directory that all hosts see. SIGTERM or
-# Ctrl-C to this script saves the state, within $grace seconds. It exits with 75 about 5 s later, and the same command
+# Ctrl-C to this script saves the state, within $grace seconds. It exits with 75 about 10 s later, and the same command
 # resumes. A signal to mpirun itself has no effect.
 set -euo pipefail
 
@@ -14,15 +14,16 @@ grace=110
 
 first=$(sed -e 's/#.*//' "$hosts" | awk 'NF { print $1; exit }')
 
-# mpirun ends the job at the first exit code other than 0. So the 75 after a save is that of the first host alone, last.
+# mpirun ends the job at the first exit code other than 0. So the 75 after a save is that of the first host alone.
 # shellcheck disable=SC2016
 launcher='trap : TERM USR1; code=0; "$@" || code=$?
-if [ "$code" -eq 75 ]; then [ "$OMPI_COMM_WORLD_RANK" -eq 0 ] || exit 0; sleep 5; fi; exit "$code"'
+[ "$code" -ne 75 ] || [ "$OMPI_COMM_WORLD_RANK" -eq 0 ] || code=0; exit "$code"'
 
-# After SIGTERM, mpirun would send SIGCONT, SIGTERM and SIGKILL, each odls_base_sigkill_timeout after the other, and exit
-# with 1. SIGUSR1 it forwards, and to the launchers it is a SIGTERM. (env --block-signal is of GNU coreutils 8.31.)
+# To end a job, mpirun sends SIGCONT, SIGTERM and SIGKILL, each odls_base_sigkill_timeout after the other, and waits so
+# long even if nothing runs. A SIGTERM to it does the same, which leaves no time for a save, and exits with 1. SIGUSR1 it
+# forwards, and to the launchers that is a SIGTERM. (env --block-signal is of GNU coreutils 8.31.)
 env --block-signal=HUP,INT,TERM mpirun --hostfile "$hosts" --map-by ppr:1:node --bind-to none \
-    --mca odls_base_sigkill_timeout 120 \
+    --mca odls_base_sigkill_timeout 5 \
     bash -c "$launcher" launcher keras-dist launch --processes "$processes" --coordinator "$first:$port" \
     --grace "$grace" -- "$@" &
 mpirun=$!
