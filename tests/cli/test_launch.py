@@ -15,6 +15,7 @@ import types
 import psutil
 import pytest
 
+from keras_dist._support.process_notes import ProcessNotes
 from keras_dist.cli import supervision
 from keras_dist.training.loop import MAX_IN_FLIGHT
 from tests import commands
@@ -234,7 +235,7 @@ def test_ctrl_c_ends_those_that_do_not_listen(tmp_path):
 def test_no_signal_after_the_first_ends_a_save_except_the_third_ctrl_c_to_one_process(first):
     supervisor = supervision.Supervisor(supervision.Job([]))
     sent = []
-    supervisor._processes = [types.SimpleNamespace(send=sent.append)]
+    supervisor._processes = [types.SimpleNamespace(send=sent.append, notes=ProcessNotes())]
     supervisor.on_signal(first, True)
     for number in (15, 15, 15, 2, 2) if first == signal.SIGTERM else (15, 15, 2):
         for is_forwarded in (True, False):  # whoever signals both has signalled once
@@ -251,6 +252,18 @@ def test_a_job_that_has_saved_after_a_signal_asks_for_a_restart(tmp_path, number
     code, _, _, deaths = launcher.outcome(timeout=10)
     assert (code, deaths) == (75, [])
     assert_gone(family)
+
+
+def test_a_process_that_is_aborted_after_its_save_has_saved(tmp_path):
+    program = """
+signal.signal(signal.SIGTERM, lambda *_: (note(saved="it"), os.abort()))
+(folder / "ready").touch()
+time.sleep(600)
+"""
+    launcher = Launcher(tmp_path, program)
+    launcher.wait_for("ready")
+    launcher.process.terminate()
+    assert launcher.outcome(timeout=20)[0] == 75
 
 
 @pytest.mark.parametrize("which", ["the launcher", "its child"])
