@@ -30,7 +30,11 @@ def _tree(process: int) -> Iterator[int]:
 
 
 def _open_files(process: int) -> Iterator[str]:
-    for file in pathlib.Path(f"/proc/{process}/fd").iterdir():
+    try:
+        files = [*pathlib.Path(f"/proc/{process}/fd").iterdir()]
+    except PermissionError:  # munged hides its files, and listens on a Unix socket
+        return
+    for file in files:
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             yield os.readlink(file)
 

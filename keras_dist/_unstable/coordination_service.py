@@ -28,8 +28,7 @@ from typing import Any
 
 _LISTENS = "listens"
 _END = "end"
-_MOMENT_S = 1.0
-_LINGER_S = 10.0  # after the first process has exited, for the others to notice
+_LINGER_S = 10.0  # after the first process has left or exited, for the others to leave or to notice
 _KEY_BYTES = 32  # with which a process connects: others who find the port must not end the job
 _INDEX_BYTES = 8
 _LOG_LIMIT_BYTES = 2**20
@@ -70,7 +69,7 @@ class CoordinationService:
         return self._said
 
     def shutdown(self) -> None:
-        """Stop the service, a moment later, so that other processes can leave the job first."""
+        """Stop the service once the other processes have exited: jaxlib aborts those that have not left the job yet."""
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.communicate(f"{_END}\n")
         self.log()
@@ -84,15 +83,23 @@ class Connection:
         port, _, key = entrance.partition(" ")
         self.exited = set[int]()  # processes whose connections are closed
         self.is_closed = False  # as the service has exited
-        self._socket = socket.create_connection((host, int(port)), _LINGER_S)
-        self._socket.sendall(f"{key}{process:0{_INDEX_BYTES}}".encode())
-        self._socket.setblocking(False)
-        os.register_at_fork(after_in_child=self._socket.close)  # else it stays open in the child
+        connection = socket.create_connection((host, int(port)), _LINGER_S)
+        connection.sendall(f"{key}{process:0{_INDEX_BYTES}}".encode())
+        connection.setblocking(False)
+        # The system closes the file when the process has exited. Python would close a socket before: the service would
+        # end, and jaxlib's client, whose callback needs the interpreter, would abort a process that is about to exit.
+        self._file = connection.detach()
+        os.register_at_fork(after_in_child=self._close)  # else it stays open in the child
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def look(self) -> None:
         """Read which processes have exited."""
         try:
-            while index := self._socket.recv(_INDEX_BYTES):
+            while index := os.read(self._file, _INDEX_BYTES):
                 self.exited.add(int(index))
         except BlockingIOError:
             return
@@ -109,8 +116,13 @@ async def _serve(described: Mapping[str, Any]) -> None:
     service = _jax.get_distributed_runtime_service(address, processes, recoverable=True, **described["options"])
     key = secrets.token_hex(_KEY_BYTES // 2)
     connected: dict[bytes, asyncio.StreamWriter] = {}
-    exited: list[bytes] = []
+    exited: set[bytes] = set()
     all_exited = asyncio.Event()
+
+    def note_exit(index: bytes) -> None:
+        exited.add(index)
+        if len(exited) == processes:
+            all_exited.set()
 
     async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -124,18 +136,17 @@ async def _serve(described: Mapping[str, Any]) -> None:
                 await reader.read(1)
             finally:
                 del connected[index]
-                exited.append(index)
                 for other in connected.values():
                     other.write(index)
-                if len(exited) == processes:
-                    all_exited.set()
+                note_exit(index)
 
     entrance = await asyncio.start_server(attend, address.rpartition(":")[0].strip("[]"), 0)
     sys.stdout.write(f"{_LISTENS} {entrance.sockets[0].getsockname()[1]} {key}\n")
     sys.stdout.flush()
-    is_end = (await asyncio.to_thread(sys.stdin.readline)).strip() == _END
+    if (await asyncio.to_thread(sys.stdin.readline)).strip() == _END:
+        note_exit(f"{0:0{_INDEX_BYTES}}".encode())  # the first process waits for this one
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(all_exited.wait(), _MOMENT_S if is_end else _LINGER_S)
+        await asyncio.wait_for(all_exited.wait(), _LINGER_S)
     del service
 
 

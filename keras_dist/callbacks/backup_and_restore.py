@@ -35,8 +35,8 @@ class BackupAndRestore(Callback):
 
     Ctrl-C, SIGTERM and a closed terminal (SIGHUP) end training after the running step and a save, with exit code 75
     (`EXIT_CODE`), which asks for a restart. A second Ctrl-C or SIGTERM ends it at once; in a job of several processes
-    without `keras-dist launch` the third, since a scheduler may repeat the first. If a job ends because one of its
-    processes has failed, the exit code is 75 only if a state was saved since the start.
+    the third, since a scheduler may repeat the first, and under `keras-dist launch` only a third Ctrl-C. If a job ends
+    because one of its processes has failed, the exit code is 75 only if a state was saved since the start.
 
     Args:
         backup_dir: a directory for this training only; created if missing. It may be in a bucket, as

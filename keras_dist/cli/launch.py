@@ -98,15 +98,17 @@ def launch(
 
     With --nodes, run the same command once on each node; it starts --processes there. srun, mpirun and indexed jobs of
     Kubernetes provide the index of the node. Across nodes the port of the coordinator stays the same. If a node does
-    not start in time, the launchers of the others exit with 75.
+    not start in time, the launchers of the others exit with 75. Each node writes the failures that it finds; --report
+    jobs.json is jobs.node1.json on node 1.
 
     With --min-processes and --min-nodes the job continues on fewer processes if one fails again right after a restart,
     or a node does not return in time; it grows again at a save once they are back. With --min-nodes the launcher of the
     first node also listens on the next port.
 
-    Ctrl-C, SIGTERM and SIGHUP, which counts as SIGTERM, are sent to every process; a second signal kills all. The exit
-    code is 0 after success, 75 if the job has saved its state after a signal and can be started again, else the code of
-    the failed process. On Linux no process outlives the launcher.
+    The first Ctrl-C or SIGTERM is sent to every process, which has --grace seconds to save; SIGHUP and SIGUSR1 count as
+    SIGTERM. Further signals do not end a save, except the third Ctrl-C, which kills all. The exit code is 0 after
+    success, 75 if the job has saved its state after a signal and can be started again, else the code of the failed
+    process. On Linux no process outlives the launcher.
     """
     place = NodePosition.resolve(nodes, node_rank, coordinator)
     if script != "-m" and not pathlib.Path(script).is_file():
@@ -127,6 +129,8 @@ def launch(
         hang_timeout_s=hang_timeout,
         join_timeout_s=join_timeout or (_JOIN_S if place.nodes == 1 else _JOIN_NODES_S),
     )
+    if report is not None and place.rank:
+        report = report.with_suffix(f".node{place.rank}{report.suffix}")
     if job.devices is not None:
         backend_environment.forget_fake_device_count()
     supervisor = Supervisor(job, max_restarts=max_restarts, grace_s=grace, report=report)

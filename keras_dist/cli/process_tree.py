@@ -17,7 +17,8 @@ import traceback
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AS_SIGTERM = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, *_AS_SIGTERM)
 _LIMIT_S = 10.0  # for a process in an uninterruptible call of the kernel
 _POLL_S = 0.02
 
@@ -26,8 +27,8 @@ def run_guarded(act: Callable[[], int], on_signal: Callable[[int, bool], None]) 
     """Run `act` in a child process, whose descendants never outlive it or this process, and return its exit code.
 
     The child calls `on_signal` for each SIGINT and SIGTERM that it or this process gets, with whether this one did: who
-    signals both has signalled once. SIGHUP, of a terminal that is closed, counts as SIGTERM. The code of a child that a
-    signal ended is 128 plus the number of the signal.
+    signals both has signalled once. SIGHUP, of a terminal that is closed, and SIGUSR1, which `mpirun` forwards, count
+    as SIGTERM. The code of a child that a signal ended is 128 plus the number of the signal.
     """
     _adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until both processes have their handlers
@@ -53,7 +54,7 @@ def _run_in_child(guard: int, act: Callable[[], int], on_signal: Callable[[int, 
     def note(number: int, is_forwarded: bool) -> None:
         if os.getppid() != guard:
             _end_at_once(number)
-        on_signal(signal.SIGTERM if number == signal.SIGHUP else number, is_forwarded)
+        on_signal(signal.SIGTERM if number in _AS_SIGTERM else number, is_forwarded)
 
     def listen() -> None:
         while True:

@@ -25,7 +25,7 @@ _CLOSE_S = 10.0  # time for a process that has raised an error to close its file
 _NOTICE_S = 10.0  # time for processes of other nodes to notice a failure
 _TELL_S = 6.0  # time for them to read of a failure: longer than their grace for the failed process
 _GONE_S = 20.0  # a coordinator that answers after this time belongs to the next start
-_TWICE_S = 0.5  # a scheduler may send a signal twice
+_ENOUGH = 3  # the third Ctrl-C ends all at once
 _USAGE = 2  # exit code
 _UNFIT_MESH = "Shape does not match the number of devices"  # of the error
 
@@ -69,20 +69,21 @@ class Supervisor:
     ) -> None:
         self._job, self._grace_s = job, grace_s
         described = {"nodes": job.place.nodes, "processes": job.processes}
-        self._restarts = Restarts(max_restarts, report if job.place.rank == 0 else None, described)
+        self._restarts = Restarts(max_restarts, report, described)
         self._group = Group({}, ())
         self._processes: list[LocalProcess] = []
         self._asked: int | None = None  # the first signal to this process
-        self._asked_at = 0.0
-        self._signals = [0, 0]  # to this process and to its parent
+        self._saved_before: str | None = None  # before that signal
+        self._presses = [0, 0]  # Ctrl-C to this process and to its parent, which may both get one
 
     def on_signal(self, number: int, is_forwarded: bool) -> None:
-        """Send a signal to the processes; a second signal kills them."""
-        now, is_first = time.monotonic(), self._asked is None
-        self._signals[is_forwarded] += 1
+        """Send the first signal to the processes, which save; of later signals only a third Ctrl-C ends them."""
+        self._presses[is_forwarded] += number == signal.SIGINT
+        is_first, is_enough = self._asked is None, number == signal.SIGINT and self._presses[is_forwarded] >= _ENOUGH
         if is_first:
-            self._asked, self._asked_at = number, now
-        if is_first or (now - self._asked_at >= _TWICE_S and self._signals[is_forwarded] > 1):
+            self._asked = number
+            self._saved_before = self._processes[0].notes.saved if self._processes else None
+        if is_first or is_enough:
             for process in self._processes:
                 process.send(number if is_first else signal.SIGKILL)
 
@@ -297,15 +298,17 @@ class Supervisor:
 
     def _end_as_asked(self) -> int:
         """Wait for the processes after a signal, and return the exit code."""
+        name = signal.Signals(self._asked or 0).name
+        self._say(f"{name}: the processes have {self._grace_s} s to save and exit; the third Ctrl-C ends them at once")
         self._await_end(self._grace_s, self._processes)
         codes = [process.poll() for process in self._processes]
         self._end(None)
         self._write_report()
         if codes and all(code == 0 for code in codes):
             return 0
-        if os.EX_TEMPFAIL in codes:
-            return os.EX_TEMPFAIL
         saved = self._processes[0].notes.saved if codes else None
+        if os.EX_TEMPFAIL in codes or saved != self._saved_before:
+            return os.EX_TEMPFAIL
         fix = "raise --grace, or save more often: BackupAndRestore(save_freq=...)"
         self._say(f"nothing was saved after the signal; saved before: {saved or self._restarts.known_save}; {fix}")
         return 128 + (self._asked or 0)
@@ -333,7 +336,9 @@ class Supervisor:
             time.sleep(_POLL_S)
 
     def _say(self, text: str) -> None:
-        print_line(printable(f"launch: {text}"), sys.stderr)
+        place = self._job.place
+        node = f"node {place.rank} ({socket.gethostname()}): " if place.nodes > 1 else ""
+        print_line(printable(f"launch: {node}{text}"), sys.stderr)
 
     def _write_report(self) -> None:
         reason = self._restarts.write()

@@ -293,7 +293,8 @@ class JobMonitor(Monitor):
         sys.excepthook = fail
 
     def fail(self, error: BaseException) -> None:  # noqa: D102
-        if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > _SIGNALLED:
+        code = error.code if isinstance(error, SystemExit) else None
+        if code == EXIT_RESTART or (isinstance(code, int) and code > _SIGNALLED):
             return  # all processes exit at the same step
         if isinstance(error, ProcessAbsentError) or any(name in str(error) for name in _LOST_CONNECTIONS):
             self._explain()

@@ -9,7 +9,8 @@ notes the signal, which is raised between steps; the second one is raised at onc
 Steps are compiled before they are dispatched, so the second ends a compilation.
 
 Where a scheduler signals the launcher and its processes, these get a copy, which must not end the save. So they ignore
-further signals: the launcher kills them at the second. In other jobs one copy is ignored after the agreement to end.
+further signals, and the launcher kills them at the third Ctrl-C. In other jobs one copy is ignored after the agreement
+to end.
 """
 
 from __future__ import annotations

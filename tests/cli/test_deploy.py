@@ -64,9 +64,9 @@ def test_slurm_runs_a_job_again_that_asks_for_it(tmp_path, monkeypatch, code):
 
 @pytest.mark.multiprocess
 def test_mpi_starts_a_launcher_on_each_host(tmp_path, monkeypatch):
-    code, (line,) = run_script(tmp_path, SCRIPTS[1], {"mpirun": 75}, "train.py")
+    code, lines = run_script(tmp_path, SCRIPTS[1], {"mpirun": 75}, "train.py")
     assert code == 75
-    options, arguments = line.split(" keras-dist launch ")
+    options, arguments = " ".join(lines).split(" keras-dist launch ")
     assert "--map-by ppr:1:node" in options and f"--hostfile {DEPLOY / 'mpi' / 'hosts'}" in options
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")

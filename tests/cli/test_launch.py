@@ -15,6 +15,7 @@ import types
 import psutil
 import pytest
 
+from keras_dist._support.process_notes import ProcessNotes
 from keras_dist.cli import supervision
 from keras_dist.training.loop import MAX_IN_FLIGHT
 from tests import commands
@@ -193,6 +194,8 @@ start_child()
 (folder / f"ready {index}").touch()
 while True:
     time.sleep(0.05)
+    if (folder / "look").exists():
+        (folder / f"alive {index}").touch()
 """
 
 
@@ -204,14 +207,24 @@ def ready(folder, *options):
     return launcher, family
 
 
-def test_ctrl_c_reaches_all_and_the_second_one_ends_all(tmp_path):
+def test_ctrl_c_reaches_all_and_the_third_one_ends_all(tmp_path):
     launcher, family = ready(tmp_path)
     launcher.process.send_signal(signal.SIGINT)
     launcher.wait_for("heard 0", "heard 1")
-    time.sleep(supervision._TWICE_S)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        launcher.process.send_signal(number)
+    (tmp_path / "look").touch()
+    launcher.wait_for("alive 0", "alive 1")
     assert all(process.is_running() for process in family)
     launcher.process.send_signal(signal.SIGINT)
-    assert launcher.outcome(timeout=10)[0] == 128 + signal.SIGINT
+    try:
+        launcher.process.wait(10)
+    except subprocess.TimeoutExpired:  # two signals that come at once are one
+        launcher.process.send_signal(signal.SIGINT)
+    code, _, errors, _ = launcher.outcome(timeout=10)
+    assert code == 128 + signal.SIGINT
+    (line,) = [line for line in errors if "third Ctrl-C" in line]
+    assert line == "launch: SIGINT: the processes have 30 s to save and exit; the third Ctrl-C ends them at once"
     assert_gone(family)
 
 
@@ -224,22 +237,39 @@ def test_ctrl_c_ends_those_that_do_not_listen(tmp_path):
     assert_gone(family)
 
 
-def test_signals_are_counted_by_where_they_come_from():
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_no_signal_after_the_first_ends_a_save_except_the_third_ctrl_c_to_one_process(first):
     supervisor = supervision.Supervisor(supervision.Job([]))
     sent = []
-    supervisor._processes = [types.SimpleNamespace(send=sent.append)]
-    for number, is_forwarded, seconds in ((2, False, 0), (2, True, 9), (15, True, 0)):  # one that came late to both
-        supervisor._asked_at -= seconds
-        supervisor.on_signal(number, is_forwarded)
-    assert sent == [2, signal.SIGKILL]
+    supervisor._processes = [types.SimpleNamespace(send=sent.append, notes=ProcessNotes())]
+    supervisor.on_signal(first, True)
+    for number in (15, 15, 15, 2, 2) if first == signal.SIGTERM else (15, 15, 2):
+        for is_forwarded in (True, False):  # whoever signals both has signalled once
+            supervisor.on_signal(number, is_forwarded)
+    assert sent == [first]
+    supervisor.on_signal(signal.SIGINT, True)
+    assert sent == [first, signal.SIGKILL]
 
 
-def test_a_job_that_has_saved_after_a_signal_asks_for_a_restart(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_job_that_has_saved_after_a_signal_asks_for_a_restart(tmp_path, number):
     launcher, family = ready(tmp_path)
-    launcher.process.terminate()
+    launcher.process.send_signal(number)
     code, _, _, deaths = launcher.outcome(timeout=10)
     assert (code, deaths) == (75, [])
     assert_gone(family)
+
+
+def test_a_process_that_is_aborted_after_its_save_has_saved(tmp_path):
+    program = """
+signal.signal(signal.SIGTERM, lambda *_: (note(saved="it"), os.abort()))
+(folder / "ready").touch()
+time.sleep(600)
+"""
+    launcher = Launcher(tmp_path, program)
+    launcher.wait_for("ready")
+    launcher.process.terminate()
+    assert launcher.outcome(timeout=20)[0] == 75
 
 
 @pytest.mark.parametrize("which", ["the launcher", "its child"])
@@ -308,7 +338,7 @@ wait_for("listens")
 if first:
     if index == 3:
         (folder / "dead").touch()
-        sys.exit(1)
+        os.kill(os.getpid(), signal.SIGKILL)
     wait_for("dead")
     note(blamed=3, reason="has failed: no disk")
     sys.exit(75)
@@ -340,8 +370,12 @@ def test_launchers_of_two_nodes_start_their_processes_again(tmp_path):
         )
         for node in range(2)
     ]
-    (code, _, _, deaths), (other, _, _, _) = [launcher.outcome() for launcher in launchers]
+    (code, _, errors, deaths), (other, _, others, _) = [launcher.outcome() for launcher in launchers]
     assert (code, other) == (0, 0)
+    for node, lines in enumerate((errors, others)):
+        assert lines and all(line.startswith(f"launch: node {node} ({socket.gethostname()}): ") for line in lines)
+    (killed,) = json.loads((folders[1] / "jobs.node1.json").read_text())["failures"]
+    assert (killed["process"], killed["how"]) == (3, "was ended by SIGKILL")
     (death,) = deaths
     assert death["process"] == 3 and re.fullmatch("has failed: no disk, according to process [01]", death["how"])
     starts = [(tmp_path / f"starts {index}").read_text().splitlines() for index in range(4)]

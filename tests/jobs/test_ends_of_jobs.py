@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import socket
+import threading
 import time
 
 import psutil
@@ -96,13 +97,41 @@ def test_the_service_reports_processes_that_exit_and_strangers_are_none():
     for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"0" * len(key) + b"00000001", key.encode()):
         with socket.create_connection(("127.0.0.1", int(port))) as stranger:
             stranger.sendall(said)
-    processes[1]._socket.close()
+    processes[1]._close()
     look(processes[0], lambda: processes[0].exited)
     processes.append(Connection("127.0.0.1", service.entrance, 2))  # later than the exit
     look(processes[2], lambda: processes[2].exited)
     assert processes[0].exited == processes[2].exited == {1} and not processes[0].is_closed
-    service.shutdown()
+    ending = threading.Thread(target=service.shutdown)
+    ending.start()
+    ending.join(2)
+    assert ending.is_alive()  # process 2 has not exited
+    processes[2]._close()
+    ending.join(9)
+    assert not ending.is_alive()
     look(processes[0], lambda: processes[0].is_closed)
+
+
+EXITS_SLOWLY = """
+import sys, time
+import keras_dist as kd
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(3)
+
+address, index = sys.argv[1:]
+kd.initialize(address, 2, int(index))
+kd.list_devices()
+kept = Slow() if index == "1" else None
+"""
+
+
+def test_the_end_of_the_first_process_aborts_none_that_is_about_to_exit():
+    address = free_address()
+    job = [Python("-c", EXITS_SLOWLY, address, index, env=environment(1)) for index in range(2)]
+    outcomes = [process.outcome(120) for process in job]
+    assert [code for code, _, _ in outcomes] == [0, 0], outcomes
 
 
 DATA = """

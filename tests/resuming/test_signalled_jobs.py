@@ -38,10 +38,15 @@ class Show(kd.callbacks.Callback):
         (folder / f"trains {process}").touch()
         time.sleep(0.005)  # so that few epochs pass until the signal arrives
 
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(3)
+
 folder, epochs, process = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let programs in the background ignore it
 kd.initialize(*([process, 2, int(sys.argv[4])] if len(sys.argv) > 4 else []))
 process = kd.distribution.cluster().process_index
+kept = Slow() if sys.argv[3] == "slow" and process == 1 else None
 kd.set_distribution(kd.DataParallel())
 backup = kd.callbacks.BackupAndRestore(folder / "backup", save_freq=10**9, delete_checkpoint=False)
 print(json.dumps(trained(epochs, backup, Show())), flush=True)
@@ -53,8 +58,13 @@ def started(how, folder, epochs):
     address = free_address()
     program = [folder / "program.py", folder, str(epochs)]
     program[0].write_text(PROGRAM)
-    launcher = ["-m", "keras_dist", "launch", "--processes", "2", "--"]
-    commands = {"launch": [[*launcher, *program, "-"]], "plain": [[*program, address, str(index)] for index in (0, 1)]}
+    launcher = ["-m", "keras_dist", "launch"]
+    node = ["--nodes", "2", "--coordinator", address, "--node-rank"]
+    commands = {
+        "launch": [[*launcher, "--processes", "2", "--", *program, "-"]],
+        "nodes": [[*launcher, *node, str(rank), "--", *program, "slow"] for rank in (0, 1)],
+        "plain": [[*program, address, str(index)] for index in (0, 1)],
+    }
     root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     env = killed_environment() | {"XLA_FLAGS": "", "PYTHONPATH": root}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -71,6 +81,7 @@ def outcomes(jobs):
     ("how", "number"),
     [
         ("launch", signal.SIGTERM),
+        ("nodes", signal.SIGTERM),
         ("plain", signal.SIGTERM),
         ("launch", signal.SIGINT),
         ("plain", signal.SIGHUP),
@@ -84,11 +95,12 @@ def test_a_signal_to_all_processes_saves_and_the_job_resumes_as_if_uninterrupted
         time.sleep(0.05)
     ours = [psutil.Process(job.pid) for job in jobs]
     family = [*ours, *(child for one in ours for child in one.children(recursive=True))]
-    assert len(family) == (5 if how == "launch" else 3)  # with the coordination service
+    assert len(family) == {"launch": 5, "nodes": 7, "plain": 3}[how]  # with the coordination service
     for process in family:
         process.send_signal(number)
     codes, printed = outcomes(jobs)
     assert {*codes} == {BackupAndRestore.EXIT_CODE}, printed
+    assert "terminate called" not in printed, printed  # a process that exits slowly is not aborted
     assert f"BackupAndRestore: {number.name}, saved" in printed
     assert not psutil.wait_procs(family, timeout=60)[1]
     (state,) = checkpoint.examine(tmp_path / "backup").states
