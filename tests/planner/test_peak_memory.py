@@ -218,3 +218,18 @@ def test_a_long_chain_before_products_is_estimated():
         return x @ w
 
     assert peak(chain, (64, 64), (64, 64), platform="tpu") > 0
+
+
+def test_cpus_hold_all_sums_that_are_only_added():
+    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    x = jax.ShapeDtypeStruct((TURNS, ROWS, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P(None, "data")))
+    w = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P()))
+
+    def loss(w, x):
+        return sum(jnp.tanh(each @ w).sum() for each in x)
+
+    def peak_for(platform):
+        step = jax.jit(jax.grad(loss), out_shardings=w.sharding).trace(w, x)
+        return propagate(step.lower(lowering_platforms=(platform,))).memory.nbytes
+
+    assert peak_for("cpu") >= 2 * TURNS * 4 * WIDTH * WIDTH > 4 * peak_for("tpu")

@@ -133,6 +133,15 @@ def test_reductions_that_are_only_added_are_one_for_tpus():
     assert [each.nbytes for each in found.collectives] == [4 * ROWS * WIDTH] * 2, "one of them is a result itself"
 
 
+@pytest.mark.parametrize("rows", [1, 7, 8])
+def test_slices_of_fewer_rows_than_devices_are_estimates(rows):
+    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    x = jax.ShapeDtypeStruct((32, 64), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    step = propagate(jax.jit(lambda x: x[1 : 1 + rows] * 2).trace(x).lower(lowering_platforms=("cpu",)))
+    assert [each.operation for each in step.estimates] == ["slice"] * (rows < 8)
+    assert any(each.kind == "collective_permute" for each in step.collectives) == (rows == 8)
+
+
 def test_kernels_count_what_they_read_and_write():
     def double(source, target):
         target[...] = 2 * source[...]
