@@ -173,7 +173,7 @@ class FirstNode(NodeMembership):
         except (OSError, UnicodeError) as error:
             given = f"'{host}:{self._port}', the port after the coordinator's: {error}"
             fix = f"--coordinator with an address of this machine and two free ports in a row, or {_BIND_VARIABLE}"
-            raise ClusterError("launch: node 0 cannot listen for the other nodes", given=given, fix=fix) from error
+            raise ClusterError("node 0 cannot listen for the other nodes", given=given, fix=fix) from error
         self._listener.setblocking(False)
         self._callers: list[_Caller] = []
         self._expected = {*range(1, place.nodes)}
