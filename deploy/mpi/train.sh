@@ -28,12 +28,18 @@ env --block-signal=HUP,INT,TERM mpirun --hostfile "$hosts" --map-by ppr:1:node -
     --grace "$grace" -- "$@" &
 mpirun=$!
 
+asked=
 save() {
-    echo "train.sh: the job saves its state within $grace s; the exit code is then 75" >&2
-    kill -USR1 "$mpirun"
+    [ -n "$asked" ] || echo "train.sh: the job saves its state within $grace s; the exit code is then 75" >&2
+    asked=yes
 }
 trap save HUP INT TERM
 while kill -0 "$mpirun" 2>/dev/null; do
-    wait "$mpirun" || true # a signal ends the wait
+    if [ -z "$asked" ]; then
+        wait "$mpirun" || true # a signal ends the wait
+    else
+        kill -USR1 "$mpirun" 2>/dev/null || true # again and again: the launchers may not run yet
+        sleep 3
+    fi
 done
 wait "$mpirun"

@@ -24,6 +24,7 @@ class ProcessNotes:
     first_step_at: float | None = None  # end of the first step
     saved: str | None = None  # checkpoint from which the job resumes
     saved_steps: int = 0  # number of `steps` in it
+    saves: int = 0  # number of checkpoints of this process
     failure: str | None = None  # exception that ends the process
     blamed: int | None = None  # index of the process that failed; its own index if it hangs
     reason: str | None = None  # action of that process

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,15 +20,16 @@ from typing import Any, Self
 
 from keras_dist.cli.nodes import NodePosition
 from keras_dist.errors import ClusterError, shorten
+from keras_dist.jobs.addresses import BIND_VARIABLE, CoordinatorAddress, host_and_port
 
-_POLL_S = 0.1
+_POLL_S, _SAY_S = 0.1, 15.0
+_CALL_AGAIN_S = 1.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 30.0, 3600.0  # between attempts with an absent process
 _CALL_S = 5.0  # for a launcher to connect, and to write its line
 _LIMIT_BYTES, _LIMIT_ANSWER_BYTES = 512, 2**16
 _LIMIT_CALLERS = 4096
 _LIMIT_PROCESSES = 2**16
 _LAST_PORT = 2**16 - 1
-_BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 
 
 class AbsentNodesError(Exception):
@@ -138,15 +138,19 @@ class NodeMembership(Membership):
         super().__init__(place, processes, least)
         self.is_elastic = True
         self._least_nodes, self._timeout_s, self._stopped, self._say = least_nodes, timeout_s, stopped, say
-        host, _, port = (place.coordinator or "").rpartition(":")
-        self._host, self._port = host.strip("[]"), _port_after(int(port))
+        self._host, port = host_and_port(place.coordinator or "")
+        self._port = _port_after(port)
 
-    def _polls(self) -> Iterator[float]:
-        """Yield the time that has passed, until a signal."""
-        begin = time.monotonic()
+    def _polls(self, what: str, every_s: float = 0.0) -> Iterator[float]:
+        """Yield the time that has passed, until a signal; say every 15 seconds what is awaited."""
+        begin = said = time.monotonic()
         while not self._stopped():
-            yield time.monotonic() - begin
-            time.sleep(_POLL_S)
+            now = time.monotonic()
+            yield now - begin
+            if now - said >= _SAY_S:
+                said = now
+                self._say(f"waits for {what} since {now - begin:.0f} s")
+            time.sleep(every_s or _POLL_S)
 
 
 @dataclasses.dataclass
@@ -166,13 +170,13 @@ class FirstNode(NodeMembership):
 
     def __init__(self, place: NodePosition, processes: int, *options: Any) -> None:
         super().__init__(place, processes, *options)
-        host = os.environ.get(_BIND_VARIABLE, "").rpartition(":")[0].strip("[]") or self._host
+        host, _ = host_and_port(CoordinatorAddress(place.coordinator or "", place.nodes).bound)
         try:
             family = socket.getaddrinfo(host, self._port, type=socket.SOCK_STREAM)[0][0]
             self._listener = socket.create_server((host, self._port), family=family, backlog=128)
         except (OSError, UnicodeError) as error:
             given = f"'{host}:{self._port}', the port after the coordinator's: {error}"
-            fix = f"--coordinator with an address of this machine and two free ports in a row, or {_BIND_VARIABLE}"
+            fix = f"--coordinator with an address of this machine and two free ports in a row, or {BIND_VARIABLE}"
             raise ClusterError("node 0 cannot listen for the other nodes", given=given, fix=fix) from error
         self._listener.setblocking(False)
         self._callers: list[_Caller] = []
@@ -195,7 +199,7 @@ class FirstNode(NodeMembership):
             caller.socket.close()
 
     def _assemble(self) -> Group | None:
-        for passed in self._polls():
+        for passed in self._polls("the launchers of other nodes"):
             calls = self._calls()
             enough = 1 + len(calls) >= self._least_nodes
             if passed >= self._timeout_s and not enough:
@@ -225,7 +229,7 @@ class FirstNode(NodeMembership):
             while len(self._callers) < _LIMIT_CALLERS:
                 found, (host, *_) = self._listener.accept()
                 found.setblocking(False)
-                found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                _keep_alive(found)
                 self._callers.append(_Caller(found, host, time.monotonic()))
         for caller in [*self._callers]:
             self._read(caller)
@@ -294,7 +298,7 @@ class OtherNode(NodeMembership):
         if not self.slots:
             self._stand_aside()
         seen = time.monotonic()  # node 0
-        for _ in self._polls():
+        for _ in self._polls(f"node 0 at port {self._port} of {self._host}", _CALL_AGAIN_S):
             called_at = time.monotonic()
             try:
                 with self._call(len(self.slots)) as called:
@@ -312,13 +316,13 @@ class OtherNode(NodeMembership):
         self.close()
         wait = max(self._retry_at - time.monotonic(), 0)
         self._say(f"node {self.place.rank} leaves the job for {wait:.0f} s, and then calls node 0 again")
-        next((passed for passed in self._polls() if passed >= wait), None)
+        next((passed for passed in self._polls("its next attempt") if passed >= wait), None)
         self.slots = [*range(self.processes)]
 
     def _call(self, processes: int) -> socket.socket:
         """Call node 0, to take part with so many processes."""
         called = socket.create_connection((self._host, self._port), _CALL_S)
-        called.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # the answer may take as long as the job runs
+        _keep_alive(called)
         called.sendall(
             json.dumps({"job": _name(self.place), "node": self.place.rank, "processes": processes}).encode() + b"\n"
         )
@@ -342,6 +346,14 @@ class OtherNode(NodeMembership):
                 if not pairs or group.counts.get(self.place.rank) == len(self.slots):
                     return group
         raise ConnectionError(f"no launcher of this job answers {shorten(received)}")
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Notice within a minute that the other machine is gone: an answer may take as long as the job runs."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # Linux
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _is_count(pair: object, nodes: int) -> bool:

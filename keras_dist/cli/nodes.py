@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping
 
 from keras_dist.errors import ClusterError
+from keras_dist.jobs.addresses import check_address
 
 _SLURM, _OPEN_MPI, _KUBERNETES = "SLURM_STEP_NODELIST", "OMPI_COMM_WORLD_SIZE", "JOB_COMPLETION_INDEX"
-_PORTS = 2**12  # ports of Slurm's jobs are the last so many, as in JAX
+_PORTS = 2**12  # ports of Slurm's jobs are the last so many, two for each: the next one is for `--min-nodes`
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?")
 
 
@@ -31,6 +32,8 @@ class NodePosition:
         environ: Mapping[str, str] = os.environ,
     ) -> NodePosition:
         """Return the position, with values of None taken from the scheduler."""
+        if coordinator is not None:
+            check_address("--coordinator", coordinator)
         found = _detected(environ) if nodes is None else None
         options = {"--node-rank": rank, "--coordinator": coordinator}
         given = [f"{name} {value}" for name, value in options.items() if value is not None]
@@ -94,5 +97,5 @@ def _slurm_coordinator(environ: Mapping[str, str]) -> str | None:
     first = _FIRST_HOST.match(environ[_SLURM])
     if first is None:
         return None
-    port = _integer(environ, "SLURM_JOB_ID") % _PORTS + 2**16 - _PORTS
+    port = 2 * _integer(environ, "SLURM_JOB_ID") % _PORTS + 2**16 - _PORTS
     return f"{''.join(part or '' for part in first.groups())}:{port}"

@@ -130,5 +130,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler may send it to all processes; it is for the launcher
     end_with_parent(int(sys.argv[1]), signal.SIGKILL)
     os.execv(sys.argv[2], sys.argv[2:])

@@ -27,6 +27,11 @@ class Failure:
     processes: int | None = None  # of the restarted job
     to_next_step_s: float | None = None  # time from the failure to the next step
 
+    @property
+    def who(self) -> str:
+        """The process, or the job."""
+        return "the job" if self.process is None else f"process {self.process}"
+
 
 class Restarts:
     """The record of a job; it is written to the JSON file `report`.
@@ -48,7 +53,7 @@ class Restarts:
         failure.saved, failure.steps_lost = self.saved, notes.steps - notes.saved_steps
         steps_before = [one.steps_lost for one in self.failures if one.saved == failure.saved]
         has_progressed = failure.steps_lost > max(steps_before, default=0) or not (steps_before or self.saved is None)
-        self.in_row = (0 if has_progressed else self.in_row) + (failure.process is not None)
+        self.in_row = (0 if has_progressed else self.in_row) + (failure.process is not None or not has_progressed)
         failure.restarted = self.in_row <= self.largest
         self.failures.append(failure)
 
@@ -93,10 +98,13 @@ class Restarts:
         entries = [dataclasses.asdict(failure) for failure in self.failures]
         failures = [entry for entry in entries if entry["process"] is not None]
         resizes = [entry for entry in entries if entry["process"] is None]
-        draft = self._report.with_name(f"{self._report.name}.draft")
+        text = json.dumps({**self._described, "failures": failures, "resizes": resizes}, indent=2) + "\n"
+        is_replaced = self._report.is_file() or not self._report.exists()  # and no device or pipe
+        draft = self._report.with_name(f"{self._report.name}.draft") if is_replaced else self._report
         try:
-            draft.write_text(json.dumps({**self._described, "failures": failures, "resizes": resizes}, indent=2) + "\n")
-            draft.replace(self._report)
+            draft.write_text(text)
+            if is_replaced:
+                draft.replace(self._report)
         except OSError as error:  # must not end the job
             return str(error)
         return None

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
+from keras_dist._support.process_notes import ProcessNotes
 from keras_dist.cli import process_tree
 from keras_dist.cli.local_process import LocalProcess, print_line
 from keras_dist.cli.membership import AbsentNodesError, FirstNode, Group, Membership, OtherNode
@@ -73,7 +74,7 @@ class Supervisor:
         self._group = Group({}, ())
         self._processes: list[LocalProcess] = []
         self._asked: int | None = None  # the first signal to this process
-        self._saved_before: str | None = None  # before that signal
+        self._saves_before = 0  # before that signal
         self._presses = [0, 0]  # Ctrl-C to this process and to its parent, which may both get one
 
     def on_signal(self, number: int, is_forwarded: bool) -> None:
@@ -82,7 +83,7 @@ class Supervisor:
         is_first, is_enough = self._asked is None, number == signal.SIGINT and self._presses[is_forwarded] >= _ENOUGH
         if is_first:
             self._asked = number
-            self._saved_before = self._processes[0].notes.saved if self._processes else None
+            self._saves_before = self._processes[0].notes.saves if self._processes else 0
         if is_first or is_enough:
             for process in self._processes:
                 process.send(number if is_first else signal.SIGKILL)
@@ -123,7 +124,7 @@ class Supervisor:
         """Return the processes and nodes that take part."""
         job, place = self._job, self._job.place
         least = job.min_processes or job.processes
-        if job.min_nodes is None:
+        if job.min_nodes is None or place.nodes == 1:
             return Membership(place, job.processes, least)
         kind = OtherNode if place.rank else FirstNode
         return kind(
@@ -146,6 +147,8 @@ class Supervisor:
                 break
             environment = self._job.environment(number, group, address)
             self._processes.append(LocalProcess(group.first + number, command, environment, folder))
+            if self._asked:  # while it was started
+                self._processes[-1].send(self._asked)
 
     def _watch(self, members: Membership) -> Failure | None:
         """Wait until all processes have succeeded, or one has failed, or all have ended to restart with more."""
@@ -219,14 +222,15 @@ class Supervisor:
         if reason:  # a smaller job may fit
             lost = self._group.slots[-1:] if self._job.place.nodes == 1 else []
         has_shrunk = bool(lost) and members.lose(lost)
-        reason = "" if has_shrunk else reason
+        if reason and has_shrunk:  # which is an attempt, and no failure
+            restarts.in_row, failure.restarted, reason = restarts.in_row - 1, True, ""
         failure.restarted &= not (absent or reason)
         self._write_report()
         if absent:
             return self._end_without(f"{absent} {failure.how}")
-        if failure.process is None:
+        self._say(f"{failure.who} {failure.how}; saved: {restarts.known_save}")
+        if failure.process is None and failure.restarted:
             return None
-        self._say(f"process {failure.process} {failure.how}; saved: {restarts.known_save}")
         if not failure.restarted:
             return self._give_up(failure, reason or f"after {restarts.in_row - 1} restarts in a row without progress")
         pause = 0.0 if has_shrunk else restarts.pause_s
@@ -306,14 +310,16 @@ class Supervisor:
         self._write_report()
         if codes and all(code == 0 for code in codes):
             return 0
-        saved = self._processes[0].notes.saved if codes else None
-        if os.EX_TEMPFAIL in codes or saved != self._saved_before:
+        notes = self._processes[0].notes if codes else ProcessNotes()
+        saved = notes.saved
+        if os.EX_TEMPFAIL in codes or (saved is not None and notes.saves > self._saves_before):
             return os.EX_TEMPFAIL
         fix = "raise --grace, or save more often: BackupAndRestore(save_freq=...)"
         self._say(f"nothing was saved after the signal; saved before: {saved or self._restarts.known_save}; {fix}")
         return 128 + (self._asked or 0)
 
     def _end_between_starts(self) -> int:
+        self._say(f"ends between two starts, after a signal; saved: {self._restarts.known_save}")
         return os.EX_TEMPFAIL if self._asked == signal.SIGTERM else 128 + (self._asked or 0)
 
     def _end_without(self, what: str) -> int:
@@ -326,7 +332,7 @@ class Supervisor:
         failed = [process for process in self._processes if process.index == failure.process]
         for process in failed:
             self._say(f"the last lines of process {process.index}:\n" + "\n".join(f"  {line}" for line in process.log))
-        self._say(f"given up {why}: process {failure.process} {failure.how}")
+        self._say(f"given up {why}: {failure.who} {failure.how}")
         code = failed[0].code or 1 if failed else 1
         return code if 0 < code < 128 and code != os.EX_TEMPFAIL else 1
 

@@ -11,15 +11,22 @@ import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from keras_dist.errors import ClusterError
-from keras_dist.jobs.job_arguments import JobArguments, check_address
 
 BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 
 EVERYWHERE = ("0.0.0.0", "::")
 _FAR = ("203.0.113.1", "2001:db8::1")  # reserved for documentation, so reached over the default route
+
+
+def check_address(name: str, address: str) -> None:
+    """Check the form `"host:port"`."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and port.isascii() and 0 < int(port) < 2**16):
+        fix = f'"{address.partition(":")[0] or "10.0.0.1"}:1234", with a free port of that machine'
+        raise ClusterError(f'{name} must be "host:port"', given=f"{address!r}", fix=fix)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -42,6 +49,12 @@ def is_loopback(number: str) -> bool:
     return ipaddress.ip_address(number.partition("%")[0]).is_loopback
 
 
+def _is_number(host: str) -> bool:
+    with contextlib.suppress(OSError, UnicodeError):
+        return bool(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
+    return False
+
+
 class CoordinatorAddress:
     """The coordinator's address for one process.
 
@@ -52,15 +65,16 @@ class CoordinatorAddress:
         bound: `"host:port"` on which the first process lets it listen.
     """
 
-    def __init__(self, given: str, processes: int, job: JobArguments) -> None:
+    def __init__(self, given: str, processes: int, listed: Collection[str] = ()) -> None:
+        """Resolve an address; `listed` has those of all processes, the coordinator's among them, as far as given."""
         self.given = self.reached = given
         host, port = host_and_port(given)
         chosen = os.environ.get(BIND_VARIABLE)
         if chosen is not None:
             check_address(BIND_VARIABLE, chosen)
-        hosts = {address.rpartition(":")[0].strip("[]") for address in job.addresses}
-        is_one_machine = processes == 1 or (len(job.addresses) > 1 and len(hosts) == 1)
-        numbers = [] if is_one_machine or "localhost" in host else numbers_of(host)
+        hosts = {address.rpartition(":")[0].strip("[]") for address in listed}
+        is_one_machine = processes == 1 or (len(listed) > 1 and len(hosts) == 1)
+        numbers = [] if is_one_machine or "localhost" in host.lower() or _is_number(host) else numbers_of(host)
         self.loopback = next((number for number in numbers if is_loopback(number) and number != host), None)
         if self.loopback is not None:
             own, port = (None, port) if chosen is None else host_and_port(chosen)

@@ -212,7 +212,8 @@ class Monitor:
     def note_save(self, what: str | None, steps: int | None = None) -> None:
         """Note the checkpoint from which a restarted job resumes, or None; and the training steps in a new one."""
         self._has_saved |= steps is not None
-        self.note(saved=what, saved_steps=self.notes.steps if steps is None else steps)
+        saves = self.notes.saves + (steps is not None)
+        self.note(saved=what, saved_steps=self.notes.steps if steps is None else steps, saves=saves)
 
     def note(self, **facts: Any) -> None:
         """Update `notes`, and write them for the launcher, if there is one."""

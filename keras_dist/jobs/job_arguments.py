@@ -13,6 +13,7 @@ import jax
 from keras_dist._support.arguments import check_int, check_kind, check_optional
 from keras_dist._unstable import jax_runtime
 from keras_dist.errors import ClusterError, one_of, shorten
+from keras_dist.jobs.addresses import check_address
 
 ADDRESSES_VARIABLE = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 NUM_PROCESSES_VARIABLE = "KERAS_DISTRIBUTION_NUM_PROCESSES"
@@ -123,14 +124,6 @@ def _addresses(job_addresses: str | None, num_processes: int | None) -> tuple[st
         )
     check_address("the coordinator's address", addresses[0])
     return tuple(addresses)
-
-
-def check_address(name: str, address: str) -> None:
-    """Check the form `"host:port"`."""
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal() and port.isascii() and 0 < int(port) < 2**16):
-        fix = f'"{address.partition(":")[0] or "10.0.0.1"}:1234", with a free port of that machine'
-        raise ClusterError(f'initialize: {name} must be "host:port"', given=f"{address!r}", fix=fix)
 
 
 def _tf_config(text: str) -> tuple[list[str], int] | None:

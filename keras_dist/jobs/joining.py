@@ -243,7 +243,7 @@ def _take_over(given: JobArguments) -> str | None:
             given="; ".join(differ),
             fix="leave out the arguments and their KERAS_DISTRIBUTION_* variables, or the call of jax.distributed",
         )
-    for place in (CoordinatorAddress(address, processes, given).reached, address):
+    for place in (CoordinatorAddress(address, processes, given.addresses).reached, address):
         with contextlib.suppress(OSError), socket.create_connection(host_and_port(place), _REPORT_EVERY_S) as reached:
             jax_runtime.configure_joined(reached.getsockname()[0])
             break
@@ -283,7 +283,7 @@ class _Attempt:
 
     def start_service(self, address: str, processes: int, options: Mapping[str, Any]) -> CoordinationService:
         """Start the coordination service, in the first process."""
-        coordinator = CoordinatorAddress(address, processes, self._given)
+        coordinator = CoordinatorAddress(address, processes, self._given.addresses)
         _claim(coordinator.bound, 0, processes)
         self._bound = check_can_listen(coordinator.bound)
         if (note := coordinator.note()) is not None:
@@ -298,7 +298,7 @@ class _Attempt:
 
     def await_coordinator(self, address: str, process: int, processes: int) -> tuple[str, str]:
         """Wait until the coordinator listens; return its address, and the host on which this process must listen."""
-        coordinator = CoordinatorAddress(address, processes, self._given)
+        coordinator = CoordinatorAddress(address, processes, self._given.addresses)
         self._place = coordinator, process, processes
         if process:
             _claim(address, process, processes)

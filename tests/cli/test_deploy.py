@@ -58,7 +58,7 @@ def test_slurm_runs_a_job_again_that_asks_for_it(tmp_path, monkeypatch, code):
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.chdir(tmp_path)
     job = started(monkeypatch, arguments.split())._job
-    assert job.place == NodePosition(2, 1, "n1:61457")
+    assert job.place == NodePosition(2, 1, "n1:61474")
     assert job.command == ["train.py", "--epochs=3"]
 
 

@@ -87,6 +87,13 @@ def test_no_process_is_left_out_where_all_fail_alike_or_too_few_are_left(tmp_pat
         assert "starts with" not in "".join(errors)
 
 
+def test_a_job_that_asks_for_restarts_without_progress_is_given_up(tmp_path):
+    run = launcher(tmp_path, "sys.exit(75)", "--processes", 2, "--min-processes", 1)
+    code, _, errors, _ = run.outcome()
+    assert code == 1
+    assert errors[-1] == "launch: given up after 3 restarts in a row without progress: the job saved and ended"
+
+
 UNFIT = """
 import keras_dist as kd
 
@@ -116,7 +123,9 @@ def test_a_mesh_that_does_not_shrink_is_an_error_that_names_its_axes(tmp_path):
 
 
 def test_a_job_shrinks_to_a_number_of_processes_that_fits_its_mesh(tmp_path):
-    run = launcher(tmp_path, UNFIT, "--processes", 4, "--min-processes", 2, arguments=["data=-1,model=2"])
+    run = launcher(
+        tmp_path, UNFIT, "--processes", 4, "--min-processes", 2, "--max-restarts", 2, arguments=["data=-1,model=2"]
+    )
     code, output, errors, _ = run.outcome(120)
     assert code == 0, (output, errors)
     assert lines_of(errors)[-2] == "starts with 2 of 4 processes"

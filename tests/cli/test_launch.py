@@ -1,5 +1,6 @@
 """The launcher starts the processes of a job, and starts them again when one dies; it leaves none behind."""
 
+import contextlib
 import json
 import os
 import pty
@@ -260,9 +261,35 @@ def test_a_job_that_has_saved_after_a_signal_asks_for_a_restart(tmp_path, number
     assert_gone(family)
 
 
+def test_sigusr1_to_all_processes_is_for_the_launcher_alone(tmp_path):
+    """Slurm sends signals so: `#SBATCH --signal=USR1@180`."""
+    launcher, family = ready(tmp_path)
+    for process in [launcher.process, *family]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGUSR1)
+    code, _, _, deaths = launcher.outcome(timeout=30)
+    assert (code, deaths) == (75, [])
+    assert_gone(family)
+
+
+@pytest.mark.parametrize("facts", ["saved='it', saves=1", "saved=None, saves=2"])
+def test_a_state_from_before_a_signal_or_none_is_no_save(tmp_path, facts):
+    program = f"""
+note(saves=1, saved="it")
+signal.signal(signal.SIGTERM, lambda *_: note({facts}))
+(folder / "ready").touch()
+while True:
+    time.sleep(0.1)
+"""
+    launcher = Launcher(tmp_path, program, "--grace", 1)
+    launcher.wait_for("ready")
+    launcher.process.terminate()
+    assert launcher.outcome(timeout=30)[0] == 128 + signal.SIGTERM
+
+
 def test_a_process_that_is_aborted_after_its_save_has_saved(tmp_path):
     program = """
-signal.signal(signal.SIGTERM, lambda *_: (note(saved="it"), os.abort()))
+signal.signal(signal.SIGTERM, lambda *_: (note(saved="it", saves=1), os.abort()))
 (folder / "ready").touch()
 time.sleep(600)
 """
@@ -349,10 +376,10 @@ for other in range(4):
 
 def slurm(node):
     """What srun would set on this node, of two on this machine; the job's number gives a port that is free."""
-    for job in random.sample(range(4096), 100):
+    for job in random.sample(range(2048), 100):
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", 61440 + job))
+                probe.bind(("127.0.0.1", 61440 + 2 * job))
             except OSError:
                 continue
         break

@@ -13,7 +13,10 @@ import pytest
 from keras_dist.cli import membership
 from keras_dist.cli.membership import AbsentNodesError, FirstNode, Membership, OtherNode
 from keras_dist.cli.nodes import NodePosition
+from keras_dist.cli.restarts import Restarts
+from keras_dist.cli.supervision import Job, Supervisor
 from keras_dist.errors import ClusterError
+from keras_dist.jobs import addresses
 
 
 def pair_of_ports():
@@ -112,6 +115,38 @@ def test_a_node_that_waits_for_a_place_learns_that_the_job_has_succeeded(job):
     wait_until(nodes.nodes[0].wants_growth)
     nodes.nodes[0].finish()
     assert waits.result(30).total == 0
+
+
+def test_those_who_wait_say_for_whom(job, monkeypatch):
+    monkeypatch.setattr(membership, "_SAY_S", 0.0)
+    nodes = job(timeout_s=0.2, least_nodes=3)
+    with pytest.raises(AbsentNodesError):
+        nodes.start(0)[0].result(30)
+    assert nodes.said[0].startswith("waits for the launchers of other nodes since 0 s")
+
+
+def test_node_0_listens_where_others_reach_it(monkeypatch):
+    """Debian's own name is 127.0.1.1."""
+    monkeypatch.delenv(addresses.BIND_VARIABLE, raising=False)
+    monkeypatch.setattr(addresses, "numbers_of", lambda host: ["127.0.1.1"])
+    monkeypatch.setattr(addresses, "own_address_towards", lambda hosts: "127.0.0.9")
+    node = FirstNode(NodePosition(2, 0, f"node0:{pair_of_ports()}"), 1, 1, 1, 1.0, bool, print)
+    try:
+        assert node._listener.getsockname()[0] == "127.0.0.9"
+    finally:
+        node.close()
+
+
+def test_one_node_needs_no_others():
+    supervisor = Supervisor(Job([], min_nodes=1))
+    assert type(supervisor._membership()) is Membership
+
+
+def test_a_report_never_replaces_a_device(tmp_path):
+    report = tmp_path / "report"
+    report.symlink_to("/dev/null")
+    assert Restarts(3, report, {}).write() is None
+    assert report.is_symlink()
 
 
 def test_nobody_waits_for_a_node_that_has_left(job):

@@ -32,7 +32,7 @@ def names(monkeypatch):
 
 
 def coordinator(given, processes=2, *others):
-    return CoordinatorAddress(given, processes, JobArguments((given, *others), processes, 0))
+    return CoordinatorAddress(given, processes, (given, *others))
 
 
 def test_a_name_that_is_127_0_1_1_on_its_own_machine_is_reached_over_the_default_route(names):
