@@ -102,7 +102,7 @@ class Restarts:
         is_replaced = self._report.is_file() or not self._report.exists()  # and no device or pipe
         draft = self._report.with_name(f"{self._report.name}.draft") if is_replaced else self._report
         try:
-            draft.write_text(text)
+            draft.write_text(text, "utf-8")
             if is_replaced:
                 draft.replace(self._report)
         except OSError as error:  # must not end the job

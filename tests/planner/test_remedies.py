@@ -69,7 +69,7 @@ def planned(name):
 
 
 _OFTEN = ["down transposed", "gate and up in half of the layers", "down over the wrong axis", "head whole"]
-_OFTEN += ["keys and values whole", "rule that matches too much", "batch whole", "outputs whole"]
+_OFTEN += ["rule that matches too much", "batch whole", "outputs whole"]
 _OTHERS = [pytest.param(name, marks=pytest.mark.soak) for name in MISTAKES if LARGE and name not in _OFTEN]
 
 
