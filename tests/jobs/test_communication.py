@@ -19,8 +19,9 @@ class CommunicationImplementation(enum.Enum):
 
 
 @pytest.fixture
-def setting():
-    """JAX's setting, which the test may change."""
+def setting(monkeypatch):
+    """JAX's setting, which the test may change, as if no backend had started."""
+    monkeypatch.setattr(jax_runtime, "backend_started", lambda: False)
     before = jax.config.jax_cpu_collectives_implementation
     jax.config.update("jax_cpu_collectives_implementation", "mpi")
     yield lambda: jax.config.jax_cpu_collectives_implementation
@@ -94,3 +95,11 @@ def test_refusals_come_before_a_job_is_joined(monkeypatch):
     monkeypatch.setattr(jax_runtime, "backend_started", lambda: False)
     with pytest.raises(ClusterError, match="NCCL connects GPUs"):
         kd.initialize("127.0.0.1:1", 1, 0, communication_options=CommunicationOptions("nccl"))
+
+
+def test_options_that_differ_come_before_a_backend(setting, monkeypatch):
+    monkeypatch.setattr(jax_runtime, "backend_started", lambda: True)
+    apply_communication_options(CommunicationOptions("mpi"))
+    with pytest.raises(ClusterError, match="JAX reads them when it starts"):
+        apply_communication_options(CommunicationOptions("gloo"))
+    assert setting() == "mpi"
