@@ -28,18 +28,12 @@ env --block-signal=HUP,INT,TERM mpirun --hostfile "$hosts" --map-by ppr:1:node -
     --grace "$grace" -- "$@" &
 mpirun=$!
 
-asked=
 save() {
-    [ -n "$asked" ] || echo "train.sh: the job saves its state within $grace s; the exit code is then 75" >&2
-    asked=yes
+    echo "train.sh: the job saves its state within $grace s; the exit code is then 75" >&2
+    kill -USR1 "$mpirun"
 }
 trap save HUP INT TERM
 while kill -0 "$mpirun" 2>/dev/null; do
-    if [ -z "$asked" ]; then
-        wait "$mpirun" || true # a signal ends the wait
-    else
-        kill -USR1 "$mpirun" 2>/dev/null || true # again and again: the launchers may not run yet
-        sleep 3
-    fi
+    wait "$mpirun" || true # a signal ends the wait
 done
 wait "$mpirun"
