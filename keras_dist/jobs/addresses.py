@@ -66,7 +66,7 @@ class CoordinatorAddress:
     """
 
     def __init__(self, given: str, processes: int, listed: Collection[str] = ()) -> None:
-        """Resolve an address; `listed` has those of all processes, the coordinator's among them, as far as given."""
+        """Resolve the address `given`. `listed` has the addresses of all processes, or fewer if not all are known."""
         self.given = self.reached = given
         host, port = host_and_port(given)
         chosen = os.environ.get(BIND_VARIABLE)

@@ -270,7 +270,8 @@ class JobMonitor(Monitor):
         self._notes_file = ProcessNotes.open_file()
 
     @property
-    def is_watching(self) -> bool:  # noqa: D102
+    def is_watching(self) -> bool:
+        """Whether this process has joined a job and watches its other processes."""
         return self._client is jax_runtime.job_client()
 
     def start(self, entrance: str | None) -> None:

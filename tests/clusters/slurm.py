@@ -3,7 +3,6 @@
 import getpass
 import os
 import pathlib
-import random
 import re
 import socket
 import subprocess
@@ -43,7 +42,6 @@ NodeName={nodes[1]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=
 PartitionName=all Nodes=ALL Default=YES
 """
 # cred_expire: a requeued job waits so long [s] before it starts again; 120 by default.
-# FirstJobId: the port of a job's coordinator follows from its number, and several clusters run on one machine.
 
 
 class Slurm(Engine):
@@ -61,7 +59,7 @@ class Slurm(Engine):
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
         names = {"host": socket.gethostname().partition(".")[0], "user": getpass.getuser(), "nodes": NODES}
-        numbers = {"ports": free_ports(3), "first_job": random.randrange(1, 4000)}
+        numbers = {"ports": free_ports(3), "first_job": _first_job(proctrack)}
         (folder / "slurm.conf").write_text(_CONFIG.format(folder=folder, proctrack=proctrack, **names, **numbers))
         files = ["key", "socket", "pid", "log", "seed"]
         options = [f"--{name}{'-file' * (name != 'socket')}={folder}/munge.{name}" for name in files]
@@ -126,3 +124,9 @@ class SlurmJob(Trial):
         """Wait for the end of the job; its description."""
         self.wait_for_state("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
         return self.shown()
+
+
+def _first_job(proctrack: str) -> int:
+    """The number of a cluster's first job; the port of a coordinator follows from it, and no two clusters share any."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return 1 + 64 * (2 * worker + (proctrack == "pgid"))
