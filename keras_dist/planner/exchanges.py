@@ -45,22 +45,14 @@ def halo_of(operation: Any, module: ShardedModule) -> Halo | str | None:
     shape, local = list(value.type.shape), module.local_shape(value)
     dim = sharded[0]
     axes, window, widths, count = axis_tuple(layout[dim]), windows[dim], None, -(-shape[dim] // local[dim])
-    if len(sharded) == 1 and window is not None and not _is_short(operation, dim, count):
+    is_short = operation.name == "stablehlo.slice" and operation.results[0].type.shape[dim] < count  # XLA may sum it
+    if len(sharded) == 1 and window is not None and not is_short:
         starts = range(window[0], window[0] + window[1] * count, window[1])
         widths = permute_widths(local[dim], shape[dim], [(start, start + window[2]) for start in starts])
     if widths is None:
         return f"crosses the borders of a dim that {axes_text(axes)} shards"
     each = module.nbytes(value) // local[dim]
     return Halo(axes, tuple(width * each for width in widths))
-
-
-def _is_short(operation: Any, dim: int, shards: int) -> bool:
-    """Whether it is a slice of fewer places than shards, which XLA may sum or gather; other slices rotate an array."""
-    if operation.name != "stablehlo.slice" or operation.results[0].type.shape[dim] >= shards:
-        return False
-    return all(
-        use.owner.operation.name not in ("stablehlo.concatenate", "stablehlo.pad") for use in operation.results[0].uses
-    )
 
 
 def axes_text(axes: Sequence[str]) -> str:
