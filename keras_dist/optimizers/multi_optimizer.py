@@ -148,7 +148,6 @@ class MultiOptimizer(Optimizer):
         super().__init__(0.0, loss_scale_factor=loss_scale_factor, name=name)
         self._map = check_callable("optimizer_map", optimizer_map, "variable")
         self._all: list[Optimizer] = []
-        self._dim_names: Mapping[str, DimNames] = {}
         if isinstance(optimizer_map, OptimizerMap):
             for optimizer in (*optimizer_map._optimizer_map.values(), optimizer_map.default_optimizer):
                 self._number(optimizer)
@@ -270,7 +269,6 @@ class MultiOptimizer(Optimizer):
 
     def know_dims(self, dim_names: Mapping[str, DimNames]) -> None:
         super().know_dims(dim_names)
-        self._dim_names = dim_names
         for optimizer in self._all:
             optimizer.know_dims(dim_names)
 
