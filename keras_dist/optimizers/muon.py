@@ -13,6 +13,7 @@ import optax
 
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import argument_error, check_int, check_number, check_optional
+from keras_dist._support.dim_names import leading
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError
@@ -36,10 +37,10 @@ POLAR_EXPRESS: Sequence[Triple] = (
 """Coefficients of the steps of Polar Express, https://arxiv.org/abs/2505.16932, algorithm 1."""
 
 _SAFETY = 1.01
-"""Polar Express divides the matrix, and its results, by this factor, but for the last."""
+"""Polar Express divides the matrix by this factor, first and before each step but the last."""
 
 _VECTORS = ("alpha", "beta", "bias", "gamma", "positions", "scale")
-"""Names of weights that are no matrices in any number of dims, where their layer does not name the dims."""
+"""Names of weights for Adam, whatever their number of dims, where their layer does not name the dims."""
 
 
 class Muon(Optimizer):
@@ -161,7 +162,7 @@ class Muon(Optimizer):
                 fix = 'name them in its layer: add_weight(..., dim_names=("inputs", "outputs"))'
                 raise ModelError(summary, given=f"shape {tuple(shape)}, dims named {tuple(names)}", fix=fix)
             return found
-        is_vector = not any(names) and path.rpartition("/")[2] in _VECTORS
+        is_vector = not any(names[leading(names) :]) and path.rpartition("/")[2] in _VECTORS
         is_embedding = self.exclude_embeddings and "embedding" in path.lower()
         is_excluded = any(pattern(rule).search(path) for rule in (*self.exclude_layers, *self.exclude))
         return None if is_vector or is_embedding or is_excluded else found
@@ -234,18 +235,28 @@ def _path(keys: Any) -> str:
     return tree_paths.join(tree_paths.parts_of(keys))
 
 
+def _safe(triple: Triple) -> Triple:
+    """Return the coefficients of a step for a matrix divided by the factor."""
+    a, b, c = triple
+    return a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5
+
+
 def _triples(given: Any, default: Triple) -> Any:
     """Return the coefficients of all steps, without an end."""
     if given is None:
         return itertools.repeat(default)
     if given == "polar_express":
-        given = [(a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in POLAR_EXPRESS[:-1]]
-        given = [given[0], *given[1:], POLAR_EXPRESS[-1]]
+        given = [*map(_safe, POLAR_EXPRESS[:-1]), POLAR_EXPRESS[-1]]
+        given[0] = _safe(given[0])  # of the matrix
     try:
         found = [tuple(map(float, each)) for each in given]
     except (TypeError, ValueError):
         found = []
-    if isinstance(given, str) or not found or any(len(each) != 3 or not all(map(math.isfinite, each)) for each in found):
+    if (
+        isinstance(given, str)
+        or not found
+        or any(len(each) != 3 or not all(map(math.isfinite, each)) for each in found)
+    ):
         raise argument_error(
             "coefficients", given, 'three numbers for each step, or "polar_express"', example=[(3.4445, -4.775, 2.0315)]
         )

@@ -297,7 +297,9 @@ class Optimizer(CustomLoops, Configurable):
         """Return `function` of each weight; for a stack of layers or experts, of each slice, stacked again."""
 
         def apply(key_path: Any, *leaves: Any) -> Any:
-            return over_slices(function, leading(self.names_of(tree_paths.join(tree_paths.parts_of(key_path)))))(*leaves)
+            return over_slices(function, leading(self.names_of(tree_paths.join(tree_paths.parts_of(key_path)))))(
+                *leaves
+            )
 
         return jax.tree_util.tree_map_with_path(apply, *trees)
 

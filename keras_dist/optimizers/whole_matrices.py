@@ -26,13 +26,16 @@ from keras_dist.distribution.mesh import axis_tuple
 
 Axes = tuple[str, ...]
 
+EXCHANGE = "exchange_of_matrices"
+"""Scope of the exchanges in names of operations."""
+
 
 class Placement(NamedTuple):
-    """Where the gradient of a weight is, and where its step is needed."""
+    """Where the gradient of a weight is, and where its step is needed, by the axes of each dim."""
 
     mesh: Any  # of JAX
-    gradient: tuple[Any, ...]  # axes of each dim
-    step: tuple[Any, ...]
+    gradient: tuple[Any, ...] | None  # None while layouts are not known: functions of matrices are then left out
+    step: tuple[Any, ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +73,7 @@ def matrix_dims(names: DimNames, ndim: int, *, with_heads: bool = False) -> Matr
 
 
 class _Kind(NamedTuple):
-    """What weights have in common whose matrices are stacked; the shorter side of a matrix comes first."""
+    """Sizes and layouts of weights whose matrices are stacked; the shorter side of a matrix comes first."""
 
     sides: tuple[tuple[int, ...], tuple[int, ...]]  # sizes of the dims of both sides
     given: tuple[Axes, ...]  # axes that shard each of these dims, of the gradient
@@ -120,14 +123,18 @@ def over_matrices(
         function: takes and returns matrices (count, m, n) with m <= n, and commutes with their transposition.
         arrays: arrays by path.
         dims: their dims.
-        placements: where they are, by path; XLA lays out the computation of arrays that are missing.
+        placements: where they are, by path; arrays that are missing are computed one by one, where XLA decides.
     """
-    kinds = collections.defaultdict[_Kind, dict[str, _Weight]](dict)
-    for path, array in arrays.items():
-        kind, weight = _kind_of(array, dims[path], placements.get(path))
-        kinds[kind][path] = weight
+    kinds = collections.defaultdict[tuple[_Kind, str], dict[str, _Weight]](dict)
     found: dict[str, jax.Array] = {}
-    for kind, weights in kinds.items():
+    for path, array in arrays.items():
+        placement = placements.get(path)
+        if placement is not None and placement.gradient is None:
+            found[path] = array
+            continue
+        kind, weight = _kind_of(array, dims[path], placement)
+        kinds[kind, "" if placement else path][path] = weight
+    for (kind, _), weights in kinds.items():
         made = _of_kind(function, kind, [*weights.values()], [arrays[path] for path in weights])
         found |= zip(weights, made, strict=True)
     return {path: found[path] for path in arrays}
@@ -135,8 +142,10 @@ def over_matrices(
 
 def _kind_of(array: jax.Array, dims: MatrixDims, placement: Placement | None) -> tuple[_Kind, _Weight]:
     none = (None,) * array.ndim
-    mesh, given, made = placement or Placement(None, none, none)
-    layouts = [[_axes_of(axes, size, mesh) for axes, size in zip(each, array.shape, strict=True)] for each in (given, made)]
+    mesh, given, made = (None, none, none) if placement is None or placement.mesh.size == 1 else placement
+    layouts = [
+        [_axes_of(axes, size, mesh) for axes, size in zip(each, array.shape, strict=True)] for each in (given, made)
+    ]
     if any(layouts[0][dim] != layouts[1][dim] for dim in dims.others):
         layouts[1] = layouts[0]
     first, second = dims.inputs, dims.outputs
@@ -192,9 +201,14 @@ def _of_kind(
         exchange = functools.partial(_Exchange(kind).around, of_whole)
     specs = [tuple(each.spec(axes) for each in weights) for axes in (kind.given, kind.made)]
     mapped = jax.shard_map(
-        lambda *parts: of_arrays(exchange, parts), mesh=kind.mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False
+        lambda *parts: of_arrays(exchange, parts),
+        mesh=kind.mesh,
+        in_specs=specs[0],
+        out_specs=specs[1],
+        check_vma=False,
     )
-    return mapped(*arrays)
+    with jax.named_scope(EXCHANGE):
+        return mapped(*arrays)
 
 
 class _Exchange:

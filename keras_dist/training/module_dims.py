@@ -13,9 +13,7 @@ from keras_dist.distribution.variables import VariableSpec
 from keras_dist.layers import Layer
 
 
-def dims_in(
-    module: nnx.Module, specs: Sequence[VariableSpec], parts: Sequence[tree_paths.Parts]
-) -> Iterator[DimNames]:
+def dims_in(module: nnx.Module, specs: Sequence[VariableSpec], parts: Sequence[tree_paths.Parts]) -> Iterator[DimNames]:
     """Yield the names of the dims of each array of a module; no names if unknown."""
     modules = {tree_paths.visible(path): node for path, node in nnx.iter_graph(module)}
     for spec, names in zip(specs, parts, strict=True):
@@ -24,7 +22,7 @@ def dims_in(
 
 
 def _dims_of(owner: Any, name: str, ndim: int) -> DimNames:
-    names: DimNames = ()
+    names: DimNames
     if name == "kernel" and isinstance(owner, nnx.Einsum):
         inputs, _, rest = owner.einsum_str.replace(".", "").replace(" ", "").partition(",")
         letters, _, outputs = rest.partition("->")
@@ -33,8 +31,8 @@ def _dims_of(owner: Any, name: str, ndim: int) -> DimNames:
         names = (*[INPUTS] * len(owner.in_features), *[OUTPUTS] * len(owner.out_features))
     elif name == "kernel" and isinstance(owner, nnx.Conv):
         names = (*[INPUTS] * (len(owner.kernel_size) + 1), OUTPUTS)
-    elif isinstance(owner, nnx.Linear | nnx.Embed) and name in ("kernel", "embedding"):
-        names = (INPUTS, OUTPUTS)
-    elif ndim == 2 and name not in ("bias", "scale") and not isinstance(owner, Layer):
-        names = (INPUTS, OUTPUTS)
+    else:
+        is_known = isinstance(owner, nnx.Linear | nnx.Embed) and name in ("kernel", "embedding")
+        is_matrix = ndim == 2 and name not in ("bias", "scale") and not isinstance(owner, Layer)
+        names = (INPUTS, OUTPUTS) if is_known or is_matrix else ()
     return (*[LAYERS] * (ndim - len(names)), *names) if names else ()

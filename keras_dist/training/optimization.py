@@ -19,6 +19,7 @@ from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, nearest, unknown_name_error
 from keras_dist.optimizers.host_slots import on_device, update_in_turn
 from keras_dist.optimizers.whole_matrices import Placement
+from keras_dist.training.activations import optimizer_scope
 from keras_dist.training.graph import ModuleGraph, compile_rule
 
 
@@ -122,7 +123,8 @@ def apply_gradients(
         if placements and isinstance(optimizer.transformation, optimizers.Optimizer):
             extra["placements"] = placements
         update = functools.partial(_updated, optimizer, extra)
-        params, slots[key] = update_in_turn(update, part, slots[key], optimizer.select(trainable))
+        with optimizer_scope(key):
+            params, slots[key] = update_in_turn(update, part, slots[key], optimizer.select(trainable))
         trainable = joined(trainable, params)
     return state.replace(trainable=trainable, slots=slots)
 

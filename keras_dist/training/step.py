@@ -21,6 +21,7 @@ from flax import nnx, traverse_util
 from keras_dist._support import tree_paths
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced
+from keras_dist.distribution import trace_context
 from keras_dist.distribution.pipelining import pipelining
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
@@ -225,6 +226,8 @@ class Forward:
             return {}
         pairs = zip(self.graph.parts, (self.plan.row(spec.path) for spec in self.graph.specs), strict=True)
         mesh = self.plan.mesh.backend_mesh
+        if not trace_context.current().may_use_kernels:  # of a step that is traced to find layouts
+            return {tree_paths.join(parts): Placement(mesh, None, None) for parts in self.graph.parts}
         return {tree_paths.join(parts): Placement(mesh, row.slot_axes, row.axes) for parts, row in pairs}
 
     def module(self, trainable: PyTree, rest: PyTree, lookups: Lookups | None = None) -> Any:
