@@ -110,7 +110,8 @@ def test_steps_by_neuron_are_the_published_ones():
 def test_bfloat16_changes_little_and_keeps_the_dtype():
     weights, *grads = draws(5, 3)
     found, exact = (
-        steps_of(optimizers.Muon(0.1, weight_decay=None, ns_dtype=dtype), weights, grads) for dtype in ("bfloat16", None)
+        steps_of(optimizers.Muon(0.1, weight_decay=None, ns_dtype=dtype), weights, grads)
+        for dtype in ("bfloat16", None)
     )
     for name in SHAPES:
         assert found[name].dtype == np.float32
@@ -119,7 +120,9 @@ def test_bfloat16_changes_little_and_keeps_the_dtype():
 
 
 def kinds(model):
-    return {variable.path: model.optimizer.kind_of(variable.path, variable.shape) for variable in model.trainable_variables}
+    return {
+        variable.path: model.optimizer.kind_of(variable.path, variable.shape) for variable in model.trainable_variables
+    }
 
 
 def matrices(model):
@@ -201,7 +204,9 @@ class Foreign(nnx.Module):
 def test_matrices_of_foreign_modules_are_known_from_their_class():
     model = compiled(kd.Model.from_nnx(Foreign(nnx.Rngs(0))))
     model.fit(np.ones((8, 8), "float32"), np.ones((8, 3), "float32"), verbose=0)
-    plan = {row.path: row.shape for row in model.plan(np.ones((8, 8), "float32"), np.ones((8, 3), "float32")).state.rows}
+    plan = {
+        row.path: row.shape for row in model.plan(np.ones((8, 8), "float32"), np.ones((8, 3), "float32")).state.rows
+    }
     found = {path: kind for path in plan if (kind := model.optimizer.kind_of(path, plan[path])) != "adam"}
     trained = {path.removeprefix("slots/") for path in found}
     assert trained >= {"linear/kernel", "einsum/kernel", "attention/query/kernel", "attention/out/kernel", "table"}
@@ -232,7 +237,13 @@ def test_coefficients_are_checked(given):
 
 
 def test_all_arguments_are_in_its_config():
-    given = {"exclude": ["a"], "include": ["b"], "coefficients": "polar_express", "ns_dtype": "bfloat16", "neuron_beta": 0.9}
+    given = {
+        "exclude": ["a"],
+        "include": ["b"],
+        "coefficients": "polar_express",
+        "ns_dtype": "bfloat16",
+        "neuron_beta": 0.9,
+    }
     again = optimizers.deserialize(optimizers.serialize(optimizers.Muon(0.1, **given)))
     assert {name: again.get_config()[name] for name in given} == given
 
