@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -266,6 +266,10 @@ class MultiOptimizer(Optimizer):
         """Set the variables to update, by path."""
         for optimizer in self._all:
             optimizer.know_variables(variables)
+
+    def kind_of(self, path: str, shape: Sequence[int]) -> str:
+        weight = jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
+        return self._by_key(self._key_of(tuple(path.split("/")), weight)).kind_of(path, shape)
 
     def know_dims(self, dim_names: Mapping[str, DimNames]) -> None:
         super().know_dims(dim_names)

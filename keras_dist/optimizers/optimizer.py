@@ -8,7 +8,7 @@ uneven; `optax.MultiSteps` has no weights.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -306,11 +306,6 @@ class Optimizer(CustomLoops, Configurable):
     def names_of(self, path: str) -> DimNames:
         """Return the names that its layer gives to the dims of the weight at `path`; empty if it gives none."""
         return self._dim_names.get(path, ())
-
-    def kind_of(self, path: str, shape: Sequence[int]) -> str:
-        """Return how the weight at `path` is updated, for tables."""
-        del path, shape
-        return type(self).__name__.lower()
 
     def decay_of(self, path: str, param: jax.Array | None) -> float | None:
         """Return the weight decay of the weight at `path`, or None."""

@@ -148,6 +148,10 @@ class OptimizerVariables:
         for inner in self._inner().values():
             inner.know_variables(variables)
 
+    def kind_of(self, path: str, shape: Sequence[int]) -> str:
+        """Return how the weight at `path` is updated, for tables: by default the name of the optimizer."""
+        return next((inner.kind_of(path, shape) for inner in self._inner().values()), self.name)
+
     def know_dims(self, dim_names: Mapping[str, DimNames]) -> None:
         """Set the names of the dims of variables, by the paths that `init` and `update` will see, before `init`."""
         self._dim_names = dim_names

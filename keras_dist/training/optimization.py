@@ -93,6 +93,13 @@ def resolve_optimizers(given: Any, graph: ModuleGraph) -> dict[str, Optimizer]:
     return named
 
 
+def kinds_of_updates(named: Mapping[str, Optimizer], graph: ModuleGraph) -> dict[str, str]:
+    """Return how each weight is updated, by its path."""
+    shapes = {parts: spec.shape for parts, spec in zip(graph.parts, graph.specs, strict=True)}
+    pairs = [(one.transformation, parts) for one in named.values() for parts in shapes if parts in one.parts]
+    return {(path := tree_paths.join(parts)): of.kind_of(path, shapes[parts]) for of, parts in pairs}
+
+
 def apply_gradients(
     state: TrainState,
     named: Mapping[str, Optimizer],

@@ -255,3 +255,24 @@ def test_devices_without_a_mesh_compute_weight_by_weight():
     found = jax.jit(lambda weights, grads: steps_of(mine, weights, grads))(weights, grads)
     for name, value in steps_of(mine, weights, grads).items():
         np.testing.assert_allclose(found[name], value, atol=1e-6)
+
+
+def test_the_summary_and_the_plan_show_who_gets_what():
+    model = kd.Sequential([kd.Input((8,)), layers.Dense(8, name="d1"), layers.Dense(2, name="d2")])
+    compiled(model, exclude=["d2"])
+    texts = []
+    model.summary(optimizer=True, print_fn=texts.append)
+    lines = {
+        line.split()[0]: line.split("│")[-1].strip()
+        for line in texts[0].partition("Updates of")[2].splitlines()
+        if "/" in line
+    }
+    assert lines == {"d1/kernel": "muon (8 x 8)", "d1/bias": "adam", "d2/kernel": "adam", "d2/bias": "adam"}
+    plan = model.plan(np.ones((8, 8), "float32"), np.ones((8, 2), "float32"))
+    assert "optimizer: muon (8 x 8): d1/kernel" in str(plan)
+    assert "optimizer: adam: d1/bias and 2 more" in str(plan)
+
+
+def test_a_summary_of_updates_needs_an_optimizer():
+    with pytest.raises(kd.errors.ModelError, match="compile"):
+        kd.Sequential([kd.Input((8,)), layers.Dense(8)]).summary(optimizer=True)

@@ -13,8 +13,13 @@ from tests.optimizers.test_muon_on_shards import TOKENS, TRAINED, config
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "target"),
-    [("fully sharded", "cpu:8"), ("Megatron", "cpu:8"), ("slots alone", "cpu:8")]
-    + [("fully sharded", "v5e:2x4"), ("Megatron", "v5e:2x4")],
+    [
+        ("fully sharded", "cpu:8"),
+        ("Megatron", "cpu:8"),
+        ("slots alone", "cpu:8"),
+        ("fully sharded", "v5e:2x4"),
+        ("Megatron", "v5e:2x4"),
+    ],
 )
 def test_plans_count_its_exchanges_as_compilers_do(name, target, request):
     """Beside the gradients there are two groups, (32, 32) and (32, 64): two exchanges each.
