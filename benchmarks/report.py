@@ -17,6 +17,7 @@ ORDER = (
     "loop",
     "models",
     "steps",
+    "optimizers",
     "resident",
     "keras",
     "dtensor",

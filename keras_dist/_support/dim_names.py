@@ -18,6 +18,8 @@ DimNames = tuple[str | None, ...]
 LAYERS, EXPERTS = "layers", "experts"
 LEADING = (LAYERS, EXPERTS)
 INPUTS, OUTPUTS = "inputs", "outputs"
+CLASSES = "classes"
+"""The outputs of a head: a matrix for LoRA, which optimizers of matrices leave to Adam."""
 BLOCKS = "blocks"
 """A dim of inputs and of outputs: the weight is a matrix for each index, such as `"bhi,hio->bho"` has."""
 
@@ -39,7 +41,7 @@ def of_einsum(inputs: str, weight: str, outputs: str) -> DimNames:
 
 def for_rules(names: DimNames) -> DimNames:
     """Return the names that `axis_names` and the planner use; empty if there are none."""
-    kept = tuple(None if name in (INPUTS, OUTPUTS, BLOCKS) else name for name in names)
+    kept = tuple(None if name in (INPUTS, OUTPUTS, CLASSES, BLOCKS) else name for name in names)
     return kept if any(kept) else ()
 
 

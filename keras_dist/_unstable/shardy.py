@@ -149,15 +149,21 @@ def main_of(module: Any) -> Any:
     return main.regions[0].blocks[0]
 
 
-def drop_constraints(module: Any, is_kept: Callable[[Any], bool] = lambda operation: False) -> None:
-    """Remove the sharding constraints of a module, except kept ones."""
+def drop_constraints(
+    module: Any,
+    is_kept: Callable[[Any], bool] = lambda operation: False,
+    has_layouts: Callable[[Any], bool] = lambda operation: False,
+) -> None:
+    """Remove the sharding constraints of a module, except kept ones, and what is done in a `shard_map` for layouts."""
     blocks = [block for region in module.regions for block in region.blocks]
     for block in blocks:  # which grows
         for each in list(block.operations):
             operation = each.operation
             blocks += [inner for region in operation.regions for inner in region.blocks]
-            if operation.name == "sdy.sharding_constraint" and not is_kept(operation):
-                operation.results[0].replace_all_uses_with(operation.operands[0])
+            is_left_out = operation.name == "sdy.sharding_constraint" and not is_kept(operation)
+            if is_left_out or (operation.name == "sdy.manual_computation" and has_layouts(operation)):
+                for result, operand in zip(operation.results, operation.operands, strict=True):
+                    result.replace_all_uses_with(operand)
                 operation.erase()
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import argument_error
-from keras_dist._support.dim_names import EXPERTS, INPUTS, LAYERS, OUTPUTS, DimNames, of_einsum
+from keras_dist._support.dim_names import EXPERTS, DimNames
 from keras_dist.adapters.peft_modules import Kind
 from keras_dist.errors import ModelError, did_you_mean, nearest
 from keras_dist.layers import Embedding
@@ -92,35 +92,23 @@ def _reason(layer: Adapted) -> str:
 def _parameters(built: BuiltModel) -> Iterator[Candidate]:
     graph = built.cell.graph
     modules = {tree_paths.visible(path): node for path, node in nnx.iter_graph(built.model)}
-    for spec, parts, place in zip(graph.specs, graph.parts, positions_of(built.model, graph.parts), strict=True):
+    arrays = zip(graph.specs, graph.parts, graph.dim_names, positions_of(built.model, graph.parts), strict=True)
+    for spec, parts, dims, place in arrays:
         if spec.role != "parameter" or spec.factor_of is not None:
             continue
         name, owner = str(parts[-1]), modules.get(parts[:-1])
         whole = tree_paths.join(parts[:-1]) if name in ("kernel", "embedding") else ""
         names = tuple(filter(None, (whole, *spec.names)))
-        kind, dims = _form_of(owner, name, len(spec.shape))
         reason = "" if dims else f"{name!r} of {type(owner).__name__} has shape {spec.shape}; pass a matrix"
         reason = reason if place.variable is not None else "it is part of a structure"
-        yield Candidate(names, spec.path, reason, None, parts, dims, kind)
+        yield Candidate(names, spec.path, reason, None, parts, dims, _kind_of(owner, name))
 
 
-def _form_of(owner: Any, name: str, ndim: int) -> tuple[Kind, DimNames]:
-    """Return the kind of a parameter of a module, and the names of its dims; no names if unknown."""
-    kind: Kind = "linear"
-    names: DimNames = ()
-    if name == "kernel" and isinstance(owner, nnx.Einsum):
-        inputs, _, rest = owner.einsum_str.replace(".", "").replace(" ", "").partition(",")
-        letters, _, outputs = rest.partition("->")
-        names = of_einsum(inputs, letters, outputs)
-    elif name == "kernel" and isinstance(owner, nnx.LinearGeneral):
-        names = (*[INPUTS] * len(owner.in_features), *[OUTPUTS] * len(owner.out_features))
-    elif name == "kernel" and isinstance(owner, nnx.Conv):
-        kind, names = "convolution", (*[INPUTS] * (len(owner.kernel_size) + 1), OUTPUTS)
-    elif name == "embedding" and isinstance(owner, nnx.Embed):
-        kind, names = "embedding", (INPUTS, OUTPUTS)
-    elif (name == "kernel" and isinstance(owner, nnx.Linear)) or (ndim == 2 and name not in ("bias", "scale")):
-        names = (INPUTS, OUTPUTS)
-    return kind, (*[LAYERS] * (ndim - len(names)), *names) if names else ()
+def _kind_of(owner: Any, name: str) -> Kind:
+    """Return the kind of a parameter of a module."""
+    if name == "kernel" and isinstance(owner, nnx.Conv):
+        return "convolution"
+    return "embedding" if name == "embedding" and isinstance(owner, nnx.Embed) else "linear"
 
 
 def chosen(built: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from keras_dist._support import tree_paths
-from keras_dist._support.arguments import check_int
+from keras_dist._support.arguments import check_flag, check_int
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.text_tables import Table, render
 from keras_dist._support.types import PyTree
@@ -28,6 +28,7 @@ from keras_dist.models.model_base import ModelBase
 from keras_dist.symbolic.tensors import Operation, infer
 from keras_dist.training.activations import named_submodules, output_name
 from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.optimization import kinds_of_updates
 
 
 def summary_parts(
@@ -85,6 +86,14 @@ def _totals(model: ModelBase, built: BuiltModel) -> Iterator[str]:
         whole, part = sum(row.nbytes for row in rows), sum(row.nbytes_per_device for row in rows)
         each = f", {render_bytes(part)} per device" if cell.mesh.size > 1 else ""
         yield f"{label}{memory}: {sum(map(_size, rows)):,} ({render_bytes(whole)}{each})"
+
+
+def _update_table(built: BuiltModel) -> Table:
+    """Return the table of the updates of weights."""
+    headers = ["path", "shape", "update"]
+    updates = kinds_of_updates(built.optimizers, built.cell.graph)
+    lines = [[path, render_shape(built.cell.plan.row(path).shape), kind] for path, kind in updates.items()]
+    return Table("Updates of the optimizer", headers, rows=lines)
 
 
 def layer_table(
@@ -310,6 +319,8 @@ def summary(
     expand_nested: bool = False,
     show_trainable: bool = False,
     layer_range: Sequence[str] | None = None,
+    *,
+    optimizer: bool = False,
 ) -> None:
     """Print a table of the layers, their output shapes, variables, layouts and bytes per device.
 
@@ -325,13 +336,16 @@ def summary(
         expand_nested: whether the layers of inner models are listed.
         show_trainable: whether a column shows which layers are trained.
         layer_range: names of the first and last layer to show, or regular expressions for them.
+        optimizer: whether a second table shows how the optimizer updates each weight, such as `Muon` matrices.
 
     Raises:
-        ModelError: an argument cannot be used.
+        ModelError: an argument cannot be used, or `optimizer` is shown of a model that is not compiled.
     """
     if line_length is not None:
         check_int("line_length", line_length, 40, alternative="None", example=120)
     parts = summary_parts(model, expand_nested, show_trainable, layer_range)
+    if check_flag("optimizer", optimizer):
+        parts.insert(1, _update_table(model._compiled_model("summary(optimizer=True)")))
     if print_fn is not None:
         print_fn(render(*parts, line_length=line_length))
     elif is_chief():

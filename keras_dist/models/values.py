@@ -90,4 +90,6 @@ def apply_gradients(model: ModelBase, state: TrainState, grads: PyTree, optimize
         ModelError: the optimizer does not exist, or gradients are missing.
     """
     built = model._compiled_model("apply_gradients")
-    return optimization.apply_gradients(state, built.optimizers, built.forward.scattered(grads), optimizer)
+    forward = built.forward
+    grads = forward.scattered(grads)
+    return optimization.apply_gradients(state, built.optimizers, grads, optimizer, placements=forward.placements())

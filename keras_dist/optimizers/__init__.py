@@ -36,10 +36,11 @@ from keras_dist.optimizers.loss_scale import LossScaleOptimizer as LossScaleOpti
 from keras_dist.optimizers.loss_scale import LossScaleState as LossScaleState
 from keras_dist.optimizers.momentum import SGD as SGD
 from keras_dist.optimizers.momentum import Lion as Lion
-from keras_dist.optimizers.momentum import Muon as Muon
 from keras_dist.optimizers.multi_optimizer import MultiOptimizer as MultiOptimizer
 from keras_dist.optimizers.multi_optimizer import MultiOptimizerState as MultiOptimizerState
 from keras_dist.optimizers.multi_optimizer import OptimizerMap as OptimizerMap
+from keras_dist.optimizers.muon import Muon as Muon
+from keras_dist.optimizers.muon import NeuronState as NeuronState
 from keras_dist.optimizers.optax_optimizer import AccumulationState as AccumulationState
 from keras_dist.optimizers.optax_optimizer import OptaxOptimizer as OptaxOptimizer
 from keras_dist.optimizers.optimizer import Optimizer as Optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -54,8 +55,10 @@ class CustomLoops(OptimizerVariables):
         state = structure.unflatten([jnp.asarray(value_of(value)) for value in self.in_order(optimizer_variables)])
         params = self._arranged([jnp.asarray(value_of(value)) for value in trainable_variables])
         gradients = self._arranged([value_of(grad) for grad in grads])
-        gradients = gradients if holder is None else holder.scattered(gradients)
-        updates, after = update_in_turn(self.update, gradients, state, params)
+        update = self.update
+        if holder is not None:
+            gradients, update = holder.scattered(gradients), functools.partial(update, placements=holder.placements())
+        updates, after = update_in_turn(update, gradients, state, params)
         new: Any = optax.apply_updates(params, updates)
         new, state = _kept(absent, params, new), _kept(absent, state, after)
         rules = [getattr(variable, "constraint", None) for variable in trained]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -148,7 +148,6 @@ class MultiOptimizer(Optimizer):
         super().__init__(0.0, loss_scale_factor=loss_scale_factor, name=name)
         self._map = check_callable("optimizer_map", optimizer_map, "variable")
         self._all: list[Optimizer] = []
-        self._dim_names: Mapping[str, DimNames] = {}
         if isinstance(optimizer_map, OptimizerMap):
             for optimizer in (*optimizer_map._optimizer_map.values(), optimizer_map.default_optimizer):
                 self._number(optimizer)
@@ -268,9 +267,12 @@ class MultiOptimizer(Optimizer):
         for optimizer in self._all:
             optimizer.know_variables(variables)
 
+    def kind_of(self, path: str, shape: Sequence[int]) -> str:
+        weight = jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
+        return self._by_key(self._key_of(tuple(path.split("/")), weight)).kind_of(path, shape)
+
     def know_dims(self, dim_names: Mapping[str, DimNames]) -> None:
         super().know_dims(dim_names)
-        self._dim_names = dim_names
         for optimizer in self._all:
             optimizer.know_dims(dim_names)
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from keras_dist._support.arguments import check_int, check_optional
-from keras_dist._support.dim_names import DimNames
+from keras_dist._support.dim_names import DimNames, leading_by_path
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ConfigError, ModelError, with_type
@@ -100,6 +100,7 @@ class OptaxOptimizer(CustomLoops):
             ModelError: the transformation needs the loss, and gradients are accumulated.
         """
         weight = extra.pop("batch_weight", 1.0)
+        extra.pop("placements", None)  # for optimizers of matrices
         if self.gradient_accumulation_steps is None:
             return self.transformation.update(updates, state, params, **extra)
         # the loss of the large batch is unknown
@@ -117,10 +118,11 @@ class OptaxOptimizer(CustomLoops):
     def know_dims(self, dim_names: Mapping[str, DimNames]) -> None:
         """Warn if weights are stacks of layers, and the transformation does not treat their slices as weights."""
         super().know_dims(dim_names)
-        if self._leading and not _keeps_slices_apart(self.transformation):
+        stacks = leading_by_path(dim_names)
+        if stacks and not _keeps_slices_apart(self.transformation):
             self._warn_once(
                 "may treat a stack of layers as one weight",
-                given=f"an optax transformation, and stacks such as {min(self._leading)!r}",
+                given=f"an optax transformation, and stacks such as {min(stacks)!r}",
                 fix="an optimizer of keras_dist.optimizers, or layers that are not stacked (scan=False)",
             )
 

@@ -19,7 +19,7 @@ from flax import traverse_util
 
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import check_int, check_is_mesh, check_number, check_optional
-from keras_dist._support.dim_names import over_slices
+from keras_dist._support.dim_names import DimNames, leading, over_slices
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
@@ -191,7 +191,8 @@ class Optimizer(CustomLoops, Configurable):
             updates: the gradients.
             state: the state before the step.
             params: the weights, if the optimizer needs them.
-            **extra: passed to `transformation`, except `batch_weight`, the weight of accumulated gradients.
+            **extra: passed to `transformation`, except `batch_weight`, the weight of accumulated gradients; in models
+                also `placements`, where gradients and weights are.
 
         Raises:
             ModelError: the weights are missing.
@@ -296,13 +297,15 @@ class Optimizer(CustomLoops, Configurable):
         """Return `function` of each weight; for a stack of layers or experts, of each slice, stacked again."""
 
         def apply(key_path: Any, *leaves: Any) -> Any:
-            return over_slices(function, self.leading_of(tree_paths.join(tree_paths.parts_of(key_path))))(*leaves)
+            return over_slices(function, leading(self.names_of(tree_paths.join(tree_paths.parts_of(key_path)))))(
+                *leaves
+            )
 
         return jax.tree_util.tree_map_with_path(apply, *trees)
 
-    def leading_of(self, path: str) -> int:
-        """Return the number of leading dims of the weight at `path`, over layers and experts."""
-        return self._leading.get(path, 0)
+    def names_of(self, path: str) -> DimNames:
+        """Return the names that its layer gives to the dims of the weight at `path`; empty if it gives none."""
+        return self._dim_names.get(path, ())
 
     def decay_of(self, path: str, param: jax.Array | None) -> float | None:
         """Return the weight decay of the weight at `path`, or None."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from keras_dist._support import tree_paths
 from keras_dist._support.array_operators import value_of, values_in
-from keras_dist._support.dim_names import DimNames, leading_by_path
+from keras_dist._support.dim_names import DimNames
 from keras_dist._support.signatures import takes
 from keras_dist._support.stateless_scope import without_scope
 from keras_dist._support.types import PyTree
@@ -59,6 +59,7 @@ class ModelState:
     trained: Sequence[Any] = ()  # variables to update, in the order of `model.trainable_variables`
     parts: Sequence[tree_paths.Parts] = ()  # parts of their paths
     scattered: Callable[[Any], Any] = values_in  # shards nested gradients like the slots that they update (traced)
+    placements: Callable[[], Mapping[str, Any]] = dict  # where these gradients are
 
 
 class OptimizerVariables:
@@ -72,7 +73,7 @@ class OptimizerVariables:
     _rate: Rate
     _trained: tuple[Any, ...] = ()
     _keys: Sequence[str] = ()  # of `_trained` in the state: paths may change later
-    _leading: Mapping[str, int] = MappingProxyType({})  # dims over layers and experts, by path
+    _dim_names: Mapping[str, DimNames] = MappingProxyType({})  # by path
     _own_state: Any = None
     _model: weakref.ref[ModelState] | None = None
     _count: Variable | None = None
@@ -147,9 +148,13 @@ class OptimizerVariables:
         for inner in self._inner().values():
             inner.know_variables(variables)
 
+    def kind_of(self, path: str, shape: Sequence[int]) -> str:
+        """Return how the weight at `path` is updated, for tables: by default the name of the optimizer."""
+        return next((inner.kind_of(path, shape) for inner in self._inner().values()), self.name)
+
     def know_dims(self, dim_names: Mapping[str, DimNames]) -> None:
         """Set the names of the dims of variables, by the paths that `init` and `update` will see, before `init`."""
-        self._leading = leading_by_path(dim_names)
+        self._dim_names = dim_names
         for inner in self._inner().values():
             inner.know_dims(dim_names)
 

@@ -9,6 +9,7 @@ from typing import Any
 from keras_dist._unstable import shardy
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.optimizers.whole_matrices import EXCHANGE
 from keras_dist.planner.propagated import Propagated
 from keras_dist.planner.propagation import propagate_module
 from keras_dist.planner.sharded_module import layer_in, name_of, returned_by, weight_in
@@ -33,7 +34,7 @@ class Screen:
     def __init__(self, program: StepProgram, kept_rules: Sequence[str] | None = None) -> None:
         self._program = program  # keeps the context of the module
         self._module = shardy.copy_of(program.lowered)
-        shardy.drop_constraints(self._module, functools.partial(_is_kept, kept_rules or ()))
+        shardy.drop_constraints(self._module, functools.partial(_is_kept, kept_rules or ()), _is_of_optimizer)
         shardy.run_passes(self._module, _INLINED)
         block = shardy.main_of(self._module)
         returned = returned_by(block)
@@ -58,6 +59,11 @@ def _is_kept(rules: Sequence[str], operation: Any) -> bool:
         return False
     path = f"{layer_in(name_of(operation))}/output"
     return any(rule == path or LayoutMap.matches(rule, path) for rule in rules)
+
+
+def _is_of_optimizer(operation: Any) -> bool:
+    """Whether a `shard_map` is the exchange of matrices of an optimizer, which other layouts have on other axes."""
+    return EXCHANGE in name_of(operation).split("/")
 
 
 def _with_ranks(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, int]]:

@@ -345,9 +345,7 @@ _CHECKS: dict[str, Callable[[Any, ShardedModule], str]] = {
     "stablehlo.convolution": _grouped,
     "stablehlo.reshape": _reshape,
     **dict.fromkeys(("stablehlo.fft", "stablehlo.cholesky", "stablehlo.triangular_solve", "chlo.top_k"), _unknown),
-    **dict.fromkeys(
-        [f"stablehlo.{kind}" for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")], _manual
-    ),
+    **dict.fromkeys(["stablehlo.all_reduce", "stablehlo.reduce_scatter"], _manual),
     "stablehlo.collective_permute": _manual,
 }
 

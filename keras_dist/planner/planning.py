@@ -179,7 +179,7 @@ def plan(
         advice: Any = {"flash_attention": flash_attention, "in_config": config_lines is not None}
         verdict = judge(program, step, machine, **compiling, **advice)
     flash = ("flash attention: scores are not stored, and their traffic does not count",) * flash_attention
-    notes = (*program.assumed, *flash), verdict, program.kernels, program.pipelines
+    notes = (*program.assumed, *flash), verdict, program.kernels, program.pipelines, program.updates
     return PlanReport(program.state, program.batch, step, activations(program), problems, *notes)
 
 

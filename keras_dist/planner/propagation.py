@@ -258,6 +258,7 @@ class _Costs:
             if name == "manual_computation":
                 shardings = f"{operation.attributes['in_shardings']} {operation.attributes['out_shardings']}"
                 divided |= set(re.findall(r'"([^"]*)"', shardings))
+                divided |= {axis for each in operations_in(operation) for axis in self._exchanging(each)}
             layer, times = layer_in(name_of(operation)) or around.layer, around.times * max(turns, 1)
             for block in (block for region in operation.regions for block in region.blocks):
                 outside = around.turns if operation.name == "stablehlo.while" else around.outside
@@ -393,6 +394,11 @@ class _Costs:
         group = np.asarray(groups)[0]
         places = np.unravel_index(group, tuple(self._module.sizes.values()))
         return tuple(axis for axis, place in zip(self._module.sizes, places, strict=True) if len(set(place)) > 1)
+
+    def _exchanging(self, operation: Any) -> tuple[str, ...]:
+        """Return the axes along which an operation of a `shard_map` exchanges what devices have computed."""
+        is_one = operation.name in ("stablehlo.all_to_all", "stablehlo.all_gather")
+        return self._axes_within(operation) if is_one else ()
 
     def _flops(self, operation: Any) -> int:
         result = self._module.local_shape(operation.results[0])

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from keras_dist._support.text_tables import Table, render
@@ -40,6 +41,7 @@ class PlanReport:
         verdict: whether the step fits on the target, and its least time there; None without a target.
         kernels: *exact*: the implementations that layers chose for the platform, such as attention by cuDNN.
         pipelines: *exact*: the schedules of stacks of layers, with stages, micro-batches and bubble.
+        updates: *exact*: how the optimizer updates each weight, by its path.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -60,6 +62,7 @@ class PlanReport:
     verdict: Verdict | None = None
     kernels: tuple[str, ...] = ()
     pipelines: tuple[Pipeline, ...] = ()
+    updates: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def nbytes_by_role(self) -> dict[str, int]:
@@ -155,6 +158,16 @@ class PlanReport:
         """
         return compare(self, other)
 
+    def _update_lines(self) -> list[str]:
+        """Return a line for each kind of update, if there are several."""
+        kinds = collections.defaultdict[str, list[str]](list)
+        for path, kind in self.updates.items():
+            kinds[kind].append(path)
+        lines = [
+            f"{kind}: {paths[0]}" + f" and {len(paths) - 1} more" * (len(paths) > 1) for kind, paths in kinds.items()
+        ]
+        return lines if len(kinds) > 1 else []
+
     def _repr_html_(self) -> str:
         return html.fragment_of(self)
 
@@ -197,6 +210,7 @@ class PlanReport:
         notes += [f"kernel: {text}" for text in self.kernels]
         notes += [f"pipeline: {each}" for each in self.pipelines]
         notes += [f"loop: {text}" for text in self.loop_lines()]
+        notes += [f"optimizer: {text}" for text in self._update_lines()]
         notes += [f"assumed: {text}" for text in self.assumed]
         return render(layouts, sizes, moved, *compared, *notes)
 

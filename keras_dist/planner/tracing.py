@@ -44,7 +44,7 @@ from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.executions import data_layouts
 from keras_dist.training.graph import ModuleGraph, as_factory, split_module, trace_factory
 from keras_dist.training.objective import resolve_objective
-from keras_dist.training.optimization import DEFAULT, as_optimizer, resolve_optimizers
+from keras_dist.training.optimization import DEFAULT, as_optimizer, kinds_of_updates, resolve_optimizers
 from keras_dist.training.rowwise import resolve_tables
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
@@ -75,6 +75,7 @@ class StepProgram:
         pipelines: schedules of stacks of layers.
         stages: stacks of layers that are sharded over stages and, without `micro_batches`, not pipelined.
         blocks: a `remat` for the blocks that the model repeats, such as `blocks/\d+`; None without any.
+        updates: how each weight is updated, by its path.
     """
 
     lowered: jax.stages.Lowered
@@ -89,6 +90,7 @@ class StepProgram:
     keeps_data: bool = True
     stages: tuple[Pipeline, ...] = ()
     blocks: str | None = None
+    updates: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @runtime_checkable
@@ -229,6 +231,7 @@ def _lowered(
     run = tuple(each for each in pipelines if each.micro_batches)
     stages = tuple(each for each in pipelines if not each.micro_batches)
     notes = tuple(kernels), run, ahead, options.steps_per_execution != 1, stages, _blocks_of(graph.specs)
+    notes = *notes, kinds_of_updates(config.optimizers, graph)
     return StepProgram(lowered, state, batch, named, assumed, distribution, *notes)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist._support.arguments import check_flag, check_kind
+from keras_dist._support.dim_names import CLASSES, INPUTS, DimNames
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.formats.weight_map import WeightMap
@@ -22,6 +23,12 @@ from keras_dist.pretrained.config import DecoderConfig
 from keras_dist.pretrained.feed_forward import balancing_loss, kernel_initializer
 from keras_dist.pretrained.loadable_model import LoadableModel
 from keras_dist.pretrained.weight_maps import weight_map
+
+
+class _Head(Dense):
+    """Logits of tokens; optimizers of matrices leave its kernel to Adam."""
+
+    _kernel_dims: ClassVar[DimNames] = (INPUTS, CLASSES)
 
 
 class Decoder(LoadableModel):
@@ -87,7 +94,7 @@ class Decoder(LoadableModel):
         members["layers"] = blocks(config, True, scan, remat, initializer, dtype)
         members["norm"] = norm(config, dtype=dtype)
         if not config.tied_head:
-            members["head"] = Dense(config.vocab_size, use_bias=False, kernel_initializer=initial, dtype=dtype)
+            members["head"] = _Head(config.vocab_size, use_bias=False, kernel_initializer=initial, dtype=dtype)
         self._members = members  # `layers` is a property of models
 
     def call(self, inputs: PyTree, cache: Cache | None = None, training: bool | None = None) -> PyTree:

@@ -95,6 +95,12 @@ def weight_scope(path: str) -> contextlib.AbstractContextManager[Any]:
     return jax.named_scope(_WEIGHT + path.translate(_CODED)) if is_named else contextlib.nullcontext()
 
 
+def optimizer_scope(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Context manager that names traced operations by their optimizer, as a submodule, within `naming_scopes`."""
+    is_named = trace_context.current().names_scopes
+    return jax.named_scope(scope_of(name)) if is_named else contextlib.nullcontext()
+
+
 def weight_of_scope(scope: str) -> str | None:
     """Return the path of the weight with this scope; None for any other scope."""
     return scope.removeprefix(_WEIGHT).translate(_DECODED) if scope.startswith(_WEIGHT) else None

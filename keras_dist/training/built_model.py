@@ -239,7 +239,15 @@ class BuiltModel(BuiltModule):
             for place, variable in zip(jax.tree.leaves(numbers.slots[name]), variables_in(slots), strict=True):
                 variable.set_metadata(keras_path=_path_of_keras(known_as, rows[place].path))
                 cell.hold_slot(place, variable)
-            state = ModelState(slots, steps, cell, listed, parts, lambda grads: self.forward.scattered(grads))
+            state = ModelState(
+                slots,
+                steps,
+                cell,
+                listed,
+                parts,
+                lambda grads: self.forward.scattered(grads),
+                lambda: self.forward.placements(),
+            )
             self._optimizer_states.append(state)
             optimizer.transformation.attach(state)
 

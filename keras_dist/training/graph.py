@@ -21,6 +21,7 @@ import numpy as np
 from flax import nnx, traverse_util
 
 from keras_dist._support import tree_paths
+from keras_dist._support.dim_names import DimNames
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.safe_patterns import Pattern, pattern
 from keras_dist._support.signatures import takes
@@ -39,6 +40,7 @@ from keras_dist.distribution.variables import VariableSpec, describe_variables, 
 from keras_dist.errors import ModelError, nearest, shorten, with_type
 from keras_dist.layers import Layer
 from keras_dist.layers.base.other_frameworks import check_is_ours
+from keras_dist.training.module_dims import dims_in
 from keras_dist.variables.lending import Lendable
 
 _RAW = "raw array"
@@ -58,6 +60,7 @@ class ModuleGraph:
     treedef: PyTreeDef  # of the module's state
     specs: tuple[VariableSpec, ...]
     parts: tuple[tree_paths.Parts, ...]  # names that lead to the variable
+    dim_names: tuple[DimNames, ...]  # as their layers give them, and as is known of other modules
     trained: tuple[bool, ...]
     regularizers: tuple[Callable[[Any], jax.Array] | None, ...]  # of its value, added to the loss
     constraints: tuple[Callable[[Any], jax.Array] | None, ...]  # applied to its value after an update
@@ -222,6 +225,7 @@ def _graph_of(module: nnx.Module, graphdef: nnx.GraphDef, state: PyTree, trainab
         treedef,
         tuple(specs),
         tuple(parts),
+        tuple(dims_in(module, specs, parts)),
         _trained(specs, parts, owners, trainable),
         tuple(metadata_of(owner).get("regularizer") for owner in owners),
         tuple(metadata_of(owner).get("constraint") for owner in owners),

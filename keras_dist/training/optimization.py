@@ -18,6 +18,8 @@ from keras_dist._support import tree_paths
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, nearest, unknown_name_error
 from keras_dist.optimizers.host_slots import on_device, update_in_turn
+from keras_dist.optimizers.whole_matrices import Placement
+from keras_dist.training.activations import optimizer_scope
 from keras_dist.training.graph import ModuleGraph, compile_rule
 
 
@@ -76,7 +78,7 @@ def as_optimizer(given: Any, name: str) -> optimizers.Optimizer | optimizers.Opt
 
 def resolve_optimizers(given: Any, graph: ModuleGraph) -> dict[str, Optimizer]:
     """Resolve `compile(optimizer=...)` to optimizers by name, with their part of the trained variables of a graph."""
-    names = {parts: spec.dim_names for parts, spec in zip(graph.parts, graph.specs, strict=True)}
+    names = dict(zip(graph.parts, graph.dim_names, strict=True))
     parts = [one for one, is_trained in zip(graph.parts, graph.trained, strict=True) if is_trained]
     if not isinstance(given, Mapping) or optimizers.is_config(given):
         named = {DEFAULT: Optimizer(as_optimizer(given, DEFAULT), frozenset(parts))}
@@ -91,6 +93,13 @@ def resolve_optimizers(given: Any, graph: ModuleGraph) -> dict[str, Optimizer]:
     return named
 
 
+def kinds_of_updates(named: Mapping[str, Optimizer], graph: ModuleGraph) -> dict[str, str]:
+    """Return how each weight is updated, by its path."""
+    shapes = {parts: spec.shape for parts, spec in zip(graph.parts, graph.specs, strict=True)}
+    pairs = [(one.transformation, parts) for one in named.values() for parts in shapes if parts in one.parts]
+    return {(path := tree_paths.join(parts)): of.kind_of(path, shapes[parts]) for of, parts in pairs}
+
+
 def apply_gradients(
     state: TrainState,
     named: Mapping[str, Optimizer],
@@ -100,11 +109,12 @@ def apply_gradients(
     value: jax.Array | None = None,
     value_fn: Callable[[PyTree], jax.Array] | None = None,
     batch_weight: ArrayLike | None = None,
+    placements: Mapping[str, Placement] | None = None,
 ) -> TrainState:
     """Return `state` after one update by the optimizer `name`, or by all.
 
     `value` is the loss, and `value_fn` the loss as a function of all trained variables, for line searches (lbfgs).
-    `batch_weight` is the weight of the gradients if they are accumulated.
+    `batch_weight` is the weight of the gradients if they are accumulated, `placements` tells where they are, by path.
     """
     if name is not None and name not in named:
         raise unknown_name_error("unknown optimizer", name, named, error=ModelError)
@@ -117,8 +127,11 @@ def apply_gradients(
             extra = {"value": value, "grad": part, "value_fn": lambda params: value_fn(joined(state.trainable, params))}
         if batch_weight is not None:
             extra["batch_weight"] = batch_weight
+        if placements and isinstance(optimizer.transformation, optimizers.Optimizer):
+            extra["placements"] = placements
         update = functools.partial(_updated, optimizer, extra)
-        params, slots[key] = update_in_turn(update, part, slots[key], optimizer.select(trainable))
+        with optimizer_scope(key):
+            params, slots[key] = update_in_turn(update, part, slots[key], optimizer.select(trainable))
         trainable = joined(trainable, params)
     return state.replace(trainable=trainable, slots=slots)
 

@@ -21,6 +21,7 @@ from flax import nnx, traverse_util
 from keras_dist._support import tree_paths
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced
+from keras_dist.distribution import trace_context
 from keras_dist.distribution.pipelining import pipelining
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
@@ -31,6 +32,7 @@ from keras_dist.layers.base.module_precision import cast_floats, compute_under
 from keras_dist.layers.core.row_table import Lookups
 from keras_dist.losses.loss import split_reported
 from keras_dist.mixed_precision import DTypePolicy
+from keras_dist.optimizers.whole_matrices import Placement
 from keras_dist.training import rowwise
 from keras_dist.training.accumulators import (
     Accumulator,
@@ -218,6 +220,16 @@ class Forward:
                 flat[parts] = gradient
         return traverse_util.unflatten_dict(flat)
 
+    def placements(self) -> dict[str, Placement]:
+        """Return where `scattered` gradients are, and where the steps of weights are needed, by their paths."""
+        if self.plan is None:
+            return {}
+        pairs = zip(self.graph.parts, (self.plan.row(spec.path) for spec in self.graph.specs), strict=True)
+        mesh = self.plan.mesh.backend_mesh
+        if not trace_context.current().may_use_kernels:  # of a step that is traced to find layouts
+            return {tree_paths.join(parts): Placement(mesh, None, None) for parts in self.graph.parts}
+        return {tree_paths.join(parts): Placement(mesh, row.slot_axes, row.axes) for parts, row in pairs}
+
     def module(self, trainable: PyTree, rest: PyTree, lookups: Lookups | None = None) -> Any:
         """Return the module with these values; its submodules constrain their outputs by the layout rules."""
         if self.tables and self.plan is not None:
@@ -294,6 +306,7 @@ def make_train_step(
             value=losses["loss"],
             value_fn=lambda trainable: loss_of(trainable)[1][0]["loss"],
             batch_weight=batch_weight,
+            placements=forward.placements(),
         )
         extra = reported(report, objective, optimizers, (before, new), grads, batch, (y_pred, mask), batch_weight)
         new = written(new)

@@ -97,6 +97,12 @@ CASES: dict[str, dict[str, Any]] = {
         "save_freq": 1,
         "life": (6, 11),  # in an epoch, and between two updates
     },
+    "matrices": {
+        "layout": "fully data=2,model=4",
+        "compile": lambda: {"optimizer": kd.optimizers.Muon(0.01, neuron_beta=0.9), "loss": LOSS},
+        "data": ((X, Y, BATCH_SIZE), {}),
+        "save_freq": 2,
+    },
     "epochs": {
         "layout": "fully data=8",
         "data": ((X, Y, BATCH_SIZE), {}),

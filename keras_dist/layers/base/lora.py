@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from keras_dist import initializers
 from keras_dist._support.arguments import check_number, check_optional, check_size
-from keras_dist._support.dim_names import BLOCKS, INPUTS, LEADING, OUTPUTS, DimNames, leading, of_slice
+from keras_dist._support.dim_names import BLOCKS, CLASSES, INPUTS, LEADING, OUTPUTS, DimNames, leading, of_slice
 from keras_dist.errors import ModelError, NotAvailableError
 from keras_dist.layers.base.attributes import undone_on_error
 from keras_dist.layers.base.layer import Layer
@@ -35,7 +35,7 @@ def factor_dims(names: DimNames) -> Dims:
     """Return the dims of factors that split outputs from inputs, given the names of the dims of the weight."""
     both, inputs, outputs = (
         [dim for dim, name in enumerate(names) if name in kind]
-        for kind in ((*LEADING, BLOCKS), (*LEADING, BLOCKS, INPUTS), (OUTPUTS,))
+        for kind in ((*LEADING, BLOCKS), (*LEADING, BLOCKS, INPUTS), (OUTPUTS, CLASSES))
     )
     return (*inputs, None), (*both, None, *outputs)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from keras_dist import activations
 from keras_dist._support.arguments import check_option, check_size, check_sizes
-from keras_dist._support.dim_names import INPUTS, OUTPUTS
+from keras_dist._support.dim_names import INPUTS, OUTPUTS, DimNames
 from keras_dist.errors import ModelError
 from keras_dist.layers.base.call_arguments import InputSpec
 from keras_dist.layers.base.lora import LoraLayer
@@ -61,7 +61,9 @@ class BaseConvolution(SpatialLayer):
         self.input_spec = InputSpec(ndim=self.rank + 2, axes={axis: input_shape[axis]})
         return input_shape[axis]
 
-    def add_kernel(self, shape: tuple[int, ...], name: str, argument: str) -> Variable:
+    def add_kernel(
+        self, shape: tuple[int, ...], name: str, argument: str, dim_names: DimNames | None = None
+    ) -> Variable:
         """Create the weight `name`, described by the arguments `<argument>_initializer` and so on."""
         return self.add_weight(
             shape,
@@ -70,6 +72,7 @@ class BaseConvolution(SpatialLayer):
             regularizer=getattr(self, f"{argument}_regularizer"),
             constraint=getattr(self, f"{argument}_constraint"),
             layout=getattr(self, f"{argument}_layout"),
+            dim_names=dim_names,
         )
 
     def convolve(self, inputs: jax.Array, kernel: jax.Array, groups: int = 1) -> jax.Array:
@@ -271,9 +274,9 @@ class SeparableConvolution(BaseConvolution):
         self.depthwise_kernel = self.add_kernel(
             (*self.kernel_size, channels, self.depth_multiplier), "depthwise_kernel", "depthwise"
         )
-        self.pointwise_kernel = self.add_kernel(
-            (*(1,) * self.rank, channels * self.depth_multiplier, self.filters), "pointwise_kernel", "pointwise"
-        )
+        shape = (*(1,) * self.rank, channels * self.depth_multiplier, self.filters)
+        names = (*[INPUTS] * (self.rank + 1), OUTPUTS)
+        self.pointwise_kernel = self.add_kernel(shape, "pointwise_kernel", "pointwise", names)
         if self.use_bias:
             self.bias = self.add_weight((self.filters,), name="bias")
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_dist import activations, initializers
 from keras_dist._support.arguments import argument_error, check_size
-from keras_dist._support.dim_names import INPUTS, OUTPUTS, of_einsum
+from keras_dist._support.dim_names import INPUTS, OUTPUTS, DimNames, of_einsum
 from keras_dist._support.types import Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.base.call_arguments import InputSpec
@@ -69,6 +69,7 @@ class Dense(LoraLayer):
     """
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
+    _kernel_dims: ClassVar[DimNames] = (INPUTS, OUTPUTS)
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Dense(LoraLayer):
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create `kernel` (features, units) and `bias` (units,)."""
-        self.kernel = self._add_adapted((input_shape[-1], self.units), (INPUTS, OUTPUTS))
+        self.kernel = self._add_adapted((input_shape[-1], self.units), self._kernel_dims)
         if self.use_bias:
             self.bias = self.add_weight((self.units,), name="bias")
         self._add_factors()
