@@ -198,6 +198,16 @@ def shard_alike(array: Any, like: Any) -> Any:
     return lax.select(never, like.astype(array.dtype), array)
 
 
+def with_one_layout(array: jax.Array) -> jax.Array:
+    """Return the operand of an all-to-all.
+
+    XLA for CPUs gives the parts of a transposed operand several layouts, and refuses its program.
+
+    Seen with jax 0.10.2. Upstream: not reported.
+    """
+    return jax.lax.optimization_barrier(array)
+
+
 def _shards(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
     """The number of shards of a dim."""
     names = (axes,) if isinstance(axes, str) else axes or ()

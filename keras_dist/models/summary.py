@@ -92,7 +92,9 @@ def _update_table(built: BuiltModel) -> Table:
     """Return the table of the updates of weights."""
     headers = ["path", "shape", "update"]
     updates = kinds_of_updates(built.optimizers, built.cell.graph)
-    lines = [[path, render_shape(built.cell.plan.row(path).shape), kind] for path, kind in updates.items()]
+    lines: list[Sequence[str]] = [
+        [path, render_shape(built.cell.plan.row(path).shape), kind] for path, kind in updates.items()
+    ]
     return Table("Updates of the optimizer", headers, rows=lines)
 
 

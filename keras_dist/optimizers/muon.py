@@ -133,7 +133,7 @@ class Muon(Optimizer):
         adam = optax.chain(
             scale_by_adam(self.adam_beta_1, self.adam_beta_2, self.epsilon), optax.scale(self.adam_lr_ratio)
         )
-        orthogonal = optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), self._orthogonalize)
+        orthogonal = optax.GradientTransformationExtraArgs(optax.init_empty_state, self._orthogonalize)
         scaled = optax.stateless(lambda updates, _: self._map(self._scaled, updates))
         by_neuron = optax.GradientTransformation(self._first_neurons, self._by_neuron)
         parts = [optax.trace(self.momentum, self.nesterov), orthogonal, by_neuron, scaled]
@@ -185,7 +185,7 @@ class Muon(Optimizer):
         del params, extra
         flat, structure = jax.tree_util.tree_flatten_with_path(updates)
         arrays = {_path(keys): array.astype(self.ns_dtype or array.dtype) for keys, array in flat}
-        dims = {path: self.dims_of(path, array.shape) for path, array in arrays.items()}
+        dims: Any = {path: self.dims_of(path, array.shape) for path, array in arrays.items()}
         made = over_matrices(self._newton_schulz, arrays, dims, placements or {})
         return structure.unflatten(made[_path(keys)].astype(array.dtype) for keys, array in flat), state
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from keras_dist._support import dim_names
 from keras_dist._support.dim_names import BLOCKS, CLASSES, INPUTS, LEADING, OUTPUTS, DimNames
+from keras_dist._unstable.xla_workarounds import with_one_layout
 from keras_dist.distribution.mesh import axis_tuple
 
 Axes = tuple[str, ...]
@@ -141,11 +142,10 @@ def over_matrices(
 
 
 def _kind_of(array: jax.Array, dims: MatrixDims, placement: Placement | None) -> tuple[_Kind, _Weight]:
-    none = (None,) * array.ndim
-    mesh, given, made = (None, none, none) if placement is None or placement.mesh.size == 1 else placement
-    layouts = [
-        [_axes_of(axes, size, mesh) for axes, size in zip(each, array.shape, strict=True)] for each in (given, made)
-    ]
+    mesh, places = None, ((None,) * array.ndim,) * 2
+    if placement is not None and placement.mesh.size > 1:
+        mesh, places = placement.mesh, (placement.gradient or (), placement.step or ())
+    layouts = [[_axes_of(axes, size, mesh) for axes, size in zip(each, array.shape, strict=True)] for each in places]
     if any(layouts[0][dim] != layouts[1][dim] for dim in dims.others):
         layouts[1] = layouts[0]
     first, second = dims.inputs, dims.outputs
@@ -266,7 +266,7 @@ class _Exchange:
         local = parts.shape[len(first) :]
         parts = parts.reshape(*(self._sizes[axis] if axis in made else 1 for axis in self._all), *local)
         parts = jnp.broadcast_to(parts, (*(self._sizes[axis] for axis in self._all), *local))
-        parts = jax.lax.optimization_barrier(parts.reshape(self._devices, *local))
+        parts = with_one_layout(parts.reshape(self._devices, *local))
         parts = jax.lax.all_to_all(parts, self._all, 0, 0, tiled=True)
         return parts.reshape(-1, *local[1:])
 

@@ -47,6 +47,19 @@ def assert_same(function, shardings, *arguments):
     np.testing.assert_allclose(found, jax.jit(function)(*arguments), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.xfail(reason="xla_workarounds.with_one_layout", strict=True, raises=jax.errors.JaxRuntimeError)
+def test_an_all_to_all_takes_a_transposed_operand():
+    mesh = sharding().mesh
+
+    def exchanged(x):
+        parts = (x @ x.mT @ x).reshape(2, 16, 4, 8).transpose(2, 0, 1, 3)
+        parts = jnp.broadcast_to(parts[None], (2, 4, 2, 16, 8)).reshape(8, 2, 16, 8)
+        return lax.all_to_all(parts, ("a", "b"), 0, 0, tiled=True).reshape(-1, 16, 8)
+
+    layouts = {"in_specs": P(("a", "b")), "out_specs": P(None, None, "b"), "check_vma": False}
+    jax.jit(jax.shard_map(exchanged, mesh=mesh, **layouts))(np.ones((16, 16, 32), "f4"))
+
+
 @avoided_by("xla_workarounds.avoid_multiplied_kernel_gradients")
 @pytest.mark.parametrize(
     ("images", "kernel", "spec", "stride", "groups"),
