@@ -168,8 +168,8 @@ class OptaxOptimizer(CustomLoops):
         try:
             return self.transformation.update(grads, slots, params, **extra)
         except TypeError as error:
-            kept = {name: extra[name] for name in extra if f"unexpected keyword argument '{name}'" not in str(error)}
-            if len(kept) == len(extra):
+            kept = {name: value for name, value in extra.items() if f"'{name}'" not in str(error)}
+            if len(kept) == len(extra) or "nexpected keyword argument" not in str(error):
                 raise
         return self._updated(grads, slots, params, kept)
 

@@ -15,7 +15,7 @@ import keras_dist as kd
 from keras_dist import errors, optimizers, saving
 
 NAMES = [
-    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam", "RMSprop",
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "Adam8bit", "AdamW", "AdamW8bit", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam", "RMSprop",
     "RowWiseAdagrad", "SGD", "ScheduleFreeAdamW",
 ]  # fmt: skip
 PARAMS: Any = {"d": {"bias": jnp.array([0.5, -1.0]), "kernel": jnp.array([[1.0, 2.0], [3.0, -4.0]])}}
