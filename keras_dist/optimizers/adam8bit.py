@@ -80,7 +80,9 @@ class Adam8bit(MomentsOptimizer):
         def zeros(dtype: Any, w: jax.Array) -> Any:
             if w.ndim == 0 or w.size < self.min_8bit_size or w.shape[-1] < _LEAST_DIM:
                 return jnp.zeros(w.shape, jnp.float32)
-            return Quantized(jnp.zeros(w.shape, dtype), jnp.zeros((*w.shape[:-1], _blocks(w.shape[-1])[0]), jnp.float32))
+            return Quantized(
+                jnp.zeros(w.shape, dtype), jnp.zeros((*w.shape[:-1], _blocks(w.shape[-1])[0]), jnp.float32)
+            )
 
         mu, nu = (self.map_weights(functools.partial(zeros, dtype), params) for dtype in (jnp.int8, jnp.uint8))
         return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), mu, nu)

@@ -1,5 +1,6 @@
 """Adam with moments of 8 bits: the codes of the paper, the training of optax's Adam, a quarter of its memory."""
 
+import re
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers, optimizers
 from keras_dist.callbacks import BackupAndRestore
+from keras_dist.data.arrays import ArraySource
 from keras_dist.errors import ModelError
 from keras_dist.optimizers import adam8bit
 from tests.soak import repeated
@@ -108,7 +110,10 @@ def test_min_8bit_size_decides(least: int) -> None:
 
 
 def test_a_stack_is_coded_as_its_slices_are() -> None:
-    rng, names = np.random.default_rng(0), {"s/w": ("layers", "inputs", "outputs"), "s/v": ("layers", "inputs", "outputs")}
+    rng, names = (
+        np.random.default_rng(0),
+        {"s/w": ("layers", "inputs", "outputs"), "s/v": ("layers", "inputs", "outputs")},
+    )
     draws = [{"w": rng.normal(size=(3, 64, 64)), "v": rng.normal(size=(3, 32, 64))} for _ in range(4)]
     weights, *grads = [jax.tree.map(np.float32, {"s": each}) for each in draws]
     together = optimizers.Adam8bit(0.1)
@@ -210,6 +215,45 @@ def test_layouts_differ_by_rounding(where: str) -> None:
     for start, a, b in zip(before, one.get_weights(), many.get_weights(), strict=True):
         assert np.mean(np.abs(a - b) > 1e-6) < 0.01
         assert np.abs(a - b).max() < 0.1 * np.abs(a - start).max()
+
+
+@pytest.mark.slow
+def test_moments_with_whole_blocks_are_updated_without_an_exchange() -> None:
+    found = []
+    for optimizer in (optimizers.Adam(), optimizers.Adam8bit()):
+        runner: Any = network("rules", optimizer)._built.step_runner
+        program = runner.lower(ArraySource(X[:32], Y[:32])).compile().as_text()
+        found.append(re.findall(r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)\(", program))
+    assert sorted(found[0]) == sorted(found[1])
+
+
+@pytest.mark.slow
+def test_moments_in_host_memory_are_equal() -> None:
+    found = []
+    for memory in (None, "pinned_host"):
+        model = network("fully")
+        model.compile(optimizers.Adam8bit(1e-3), "mse", slot_memory=memory)
+        found.append(fit(model))
+    np.testing.assert_allclose(*found, rtol=1e-6)
+
+
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("layout", [lambda: kd.FullySharded(kd.DeviceMesh("data=8")), kd.DataParallel])
+def test_tables_are_trained_by_the_rows_that_batches_look_up(layout: Any) -> None:
+    """Batches that look up all rows take the steps of the whole table."""
+    rng, trained = np.random.default_rng(0), []
+    ids, y = rng.permuted(np.tile(np.arange(96), (3, 1)), axis=1).reshape(-1, 1), rng.normal(size=(288, 1, 64))
+    table = rng.normal(size=(96, 64)).astype("float32")
+    kd.set_distribution(layout())
+    for rowwise in (None, "table/embeddings"):
+        model = kd.Sequential([kd.Input((1,), dtype="int32"), layers.Embedding(96, 64, name="table")])
+        model.compile(optimizers.Adam8bit(0.01), "mse", rowwise=rowwise)
+        model.set_weights([table])
+        model.fit(ids, y.astype("float32"), batch_size=96, epochs=2, shuffle=False, verbose=0)
+        assert "int8" in {str(variable.dtype) for variable in model.optimizer.variables}
+        trained.append(model.get_weights()[0])
+    np.testing.assert_allclose(*trained, atol=1e-4)
+    assert np.abs(trained[0] - table).max() > 0.03
 
 
 class Interrupted(Exception):

@@ -77,7 +77,7 @@ TAKES = {
     "sam in a chain": ["grad_fn"],
     "sophia": ["obj_fn"],
     "backtracking": ["value", "grad", "value_fn"],
-    **dict.fromkeys(["momo", "momo_adam", "polyak_sgd"], ["value"]),
+    **{key: ["value"] for key in ["momo", "momo_adam", "polyak_sgd"]},
 }
 """Arguments of `update` beside the gradients: optax documents them one by one."""
 
@@ -135,7 +135,9 @@ def test_a_chain_takes_the_steps_of_plain_optax_on_every_layout(name: str) -> No
 
 @pytest.mark.first_cases(1)
 @repeated
-@pytest.mark.parametrize("name", ["lars", "prodigy", "lamb", "adaptive_grad_clip", "adafactor", "mechanize", "dog", "sam"])
+@pytest.mark.parametrize(
+    "name", ["lars", "prodigy", "lamb", "adaptive_grad_clip", "adafactor", "mechanize", "dog", "sam"]
+)
 def test_accumulated_gradients_take_the_steps_of_large_batches(name: str) -> None:
     """Batches of 32 and 19 rows are one of 51; `optax.MultiSteps` would weight both alike."""
     expected = by_plain_optax(name, [(X[:51], Y[:51])] * 4)
@@ -165,25 +167,26 @@ def test_private_gradients_need_gradients_of_examples() -> None:
         model.compile(contrib.differentially_private_aggregate(1.0, 0.1, key=0), "mse")
 
 
+KNOWN = {"stack/kernel": ("layers", "inputs", "outputs"), "stack/bias": ("layers", None)}
+APART = ["prodigy", "mechanize", "dog", "schedule_free_adamw", "clip_by_global_norm", "adopt", "cocob", "apply_every"]
+AS_ONE = ["lars", "adaptive_grad_clip", "novograd", "muon", "galore", "fromage", "centralize"]
+
+
 class TestStacks:
     """Slices of a stack are weights, unless a chain reads the stack as one; then it warns."""
-
-    KNOWN = {"stack/kernel": ("layers", "inputs", "outputs"), "stack/bias": ("layers", None)}
-    APART = ["prodigy", "mechanize", "dog", "schedule_free_adamw", "clip_by_global_norm", "adopt", "cocob", "apply_every"]
-    AS_ONE = ["lars", "adaptive_grad_clip", "novograd", "muon", "galore", "fromage", "centralize"]
 
     @pytest.mark.first_cases(2)
     @pytest.mark.parametrize("name", [APART[0], AS_ONE[0], *APART[1:], *AS_ONE[1:]])
     def test_a_warning_where_slices_are_not_apart(self, name: str, recwarn: Any) -> None:
-        optimizers.OptaxOptimizer(CHAINS[name]()).know_dims(self.KNOWN)
-        assert [w for w in recwarn if "may treat a stack" in str(w.message)] or name not in self.AS_ONE
-        assert not recwarn.list or name in self.AS_ONE
+        optimizers.OptaxOptimizer(CHAINS[name]()).know_dims(KNOWN)
+        assert [w for w in recwarn if "may treat a stack" in str(w.message)] or name not in AS_ONE
+        assert not recwarn.list or name in AS_ONE
 
     @pytest.mark.parametrize("steps", [4, 10])
     def test_a_chain_that_waits_for_batches_is_seen_to_read_a_stack_as_one(self, steps: int) -> None:
         chain = optax.MultiSteps(optax.lars(0.5), steps).gradient_transformation()
         with pytest.warns(UserWarning, match="may treat a stack of layers as one weight"):
-            optimizers.OptaxOptimizer(chain).know_dims(self.KNOWN)
+            optimizers.OptaxOptimizer(chain).know_dims(KNOWN)
 
     @pytest.mark.first_cases(1)
     @pytest.mark.parametrize(("name", "where"), [("prodigy", "data=8"), ("mechanize", "data=2,model=4")])
