@@ -83,6 +83,7 @@ def follower_axes(
 
     - the parameter's own shape: the parameter's axes;
     - some dims reduced to 1: the axes of the dims that kept their size;
+    - the last dim reduced to a number of blocks (scales of `Adam8bit`): the parameter's axes;
     - one dim missing (adafactor's `v_row` and `v_col`, distinguished by the path `slot`): the axes of the other dims;
     - dims in front (lbfgs's history): unsharded, then the parameter's axes.
     """
@@ -93,6 +94,8 @@ def follower_axes(
         kept = [size == whole for size, whole in zip(shape, parameter_shape, strict=True)]
         if all(same or size == 1 for same, size in zip(kept, shape, strict=True)) and any(kept):
             return tuple(axis if same else None for axis, same in zip(axes, kept, strict=True))
+        if rank and all(kept[:-1]) and 1 < shape[-1] < parameter_shape[-1]:
+            return axes
     if rank == parameter_rank - 1 and rank > 0:
         survivors = {
             dim: axes[:dim] + axes[dim + 1 :]

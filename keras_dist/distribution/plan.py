@@ -362,9 +362,9 @@ class LayoutPlan:
         layout = TensorLayout(found or (None,) * len(shape), self.mesh)
         if found is None:
             rule = f"replicated: its shape does not show the dims of {parameter.path}"
-        elif check_layout(path, shape, layout, self.mesh):
-            layout = TensorLayout.replicated(len(shape), self.mesh)
-            rule = f"replicated: the layout of {parameter.path} does not divide it"
+        elif found and check_layout(path, shape, layout, self.mesh):
+            layout = TensorLayout((*found[:-1], None), self.mesh)
+            rule = f"follows {parameter.path}, whose axes do not divide the blocks of the last dim"
         else:
             rule = f"follows {parameter.path}" + (f", {rule}" if rule else "")
         return make_row(path, shape, dtype, role, layout, rule)

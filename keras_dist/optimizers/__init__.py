@@ -21,6 +21,8 @@ from keras_dist.optimizers.adam import AdamW as AdamW
 from keras_dist.optimizers.adam import Lamb as Lamb
 from keras_dist.optimizers.adam import Nadam as Nadam
 from keras_dist.optimizers.adam import ScheduleFreeAdamW as ScheduleFreeAdamW
+from keras_dist.optimizers.adam8bit import Adam8bit as Adam8bit
+from keras_dist.optimizers.adam8bit import AdamW8bit as AdamW8bit
 from keras_dist.optimizers.adaptive import Adadelta as Adadelta
 from keras_dist.optimizers.adaptive import Adafactor as Adafactor
 from keras_dist.optimizers.adaptive import Adagrad as Adagrad

@@ -19,8 +19,13 @@ from keras_dist.errors import ConfigError, ModelError, with_type
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.optimizer_variables import has_rate
 
-_SPECIAL_STATES = (optax.LookaheadState, optax.MultiStepsState, optax.ApplyEvery)
-_OF_THE_LOSS = ("value", "grad", "value_fn")  # arguments of transformations that need the loss, such as lbfgs
+_SPECIAL_STATES = (
+    optax.LookaheadState,
+    optax.MultiStepsState,
+    optax.ApplyEvery,
+    optax.contrib.DifferentiallyPrivateAggregateState,
+)
+_OF_THE_LOSS = ("value", "grad", "value_fn", "obj_fn", "grad_fn")  # of transformations that need the loss, as lbfgs
 
 
 class AccumulationState(NamedTuple):
@@ -76,6 +81,10 @@ class OptaxOptimizer(CustomLoops):
         if optax.LookaheadState in kinds:
             fix = "an average of the weights, as in Adam(use_ema=True)"
             raise ModelError(f"optimizer {self.name!r} needs pairs of weights", given="optax.lookahead", fix=fix)
+        if optax.contrib.DifferentiallyPrivateAggregateState in kinds:
+            summary = f"optimizer {self.name!r} needs the gradient of each example"
+            given = "optax.contrib.differentially_private_aggregate, or dpsgd"
+            raise ModelError(summary, given=given, fix="pass jax.vmap(jax.grad(...)) to it in a loop of your own")
         if kinds & {optax.MultiStepsState, optax.ApplyEvery}:
             self._warn_once(
                 "weights all batches alike: its updates differ from one large batch where rows or tokens differ",
@@ -94,15 +103,18 @@ class OptaxOptimizer(CustomLoops):
             updates: the gradients.
             state: the state before the step.
             params: the weights.
-            **extra: passed to the transformation, except `batch_weight`, the weight of accumulated gradients.
+            **extra: passed to the transformation if it takes them, except `batch_weight`, the weight of accumulated
+                gradients. From `value_fn`, the loss as a function of the weights, follow `obj_fn` and `grad_fn`.
 
         Raises:
             ModelError: the transformation needs the loss, and gradients are accumulated.
         """
         weight = extra.pop("batch_weight", 1.0)
         extra.pop("placements", None)  # for optimizers of matrices
+        if (loss := extra.get("value_fn")) is not None:
+            extra |= {"obj_fn": loss, "grad_fn": lambda params, _: jax.grad(loss)(params)}  # of sophia, of sam
         if self.gradient_accumulation_steps is None:
-            return self.transformation.update(updates, state, params, **extra)
+            return self._updated(updates, state, params, extra)
         # the loss of the large batch is unknown
         extra = {name: value for name, value in extra.items() if name not in _OF_THE_LOSS}
         iterations = jnp.asarray(optax.safe_increment(state.iterations))
@@ -153,11 +165,21 @@ class OptaxOptimizer(CustomLoops):
     def _is_due(self, state: AccumulationState) -> Any:
         return (state.iterations + 1) % (self.gradient_accumulation_steps or 1) == 0
 
-    def _updated_slots(self, grads: PyTree, slots: PyTree, params: PyTree, extra: Any) -> tuple[PyTree, PyTree]:
+    def _updated(self, grads: PyTree, slots: PyTree, params: PyTree, extra: dict[str, Any]) -> tuple[PyTree, PyTree]:
+        """Update without the arguments that a transformation in a chain, such as sam, does not take."""
         try:
             return self.transformation.update(grads, slots, params, **extra)
         except TypeError as error:
-            if not any(f"'{name}'" in str(error) for name in _OF_THE_LOSS):
+            kept = {name: value for name, value in extra.items() if f"'{name}'" not in str(error)}
+            if len(kept) == len(extra) or "nexpected keyword argument" not in str(error):
+                raise
+        return self._updated(grads, slots, params, kept)
+
+    def _updated_slots(self, grads: PyTree, slots: PyTree, params: PyTree, extra: Any) -> tuple[PyTree, PyTree]:
+        try:
+            return self._updated(grads, slots, params, extra)
+        except (TypeError, ValueError) as error:  # missing argument 'value', obj_fn must be provided
+            if not any(f"'{name}'" in str(error) or f"{name} must" in str(error) for name in _OF_THE_LOSS):
                 raise
             summary = f"optimizer {self.name!r} needs the loss, and cannot accumulate gradients"
             given = f"gradient_accumulation_steps={self.gradient_accumulation_steps}: {error}"
@@ -192,17 +214,17 @@ class OptaxOptimizer(CustomLoops):
 
 
 def _keeps_slices_apart(transformation: optax.GradientTransformationExtraArgs) -> bool:
-    """Return whether two steps on stacked weights equal the steps on their slices; False if they fail."""
+    """Return whether steps on stacked weights equal the steps on their slices; False if they fail."""
     rng = np.random.default_rng(0)
     scales = np.array([[1], [100]], "float32")  # of the slices
-    draws = (rng.normal(size=(3, 2, 16)).astype("float32") * scales for _ in range(2))
+    draws = (rng.normal(size=(13, 2, 16)).astype("float32") * scales for _ in range(2))  # some take every 4th or 10th
     weights, *grads = ({"kernel": k.reshape(2, 4, 4), "bias": b} for k, b in zip(*draws, strict=True))
+    step = jax.jit(transformation.update)
 
-    @jax.jit
     def steps(weights: PyTree, grads: list[PyTree]) -> PyTree:
-        state, updates = transformation.init(weights), []
+        state, updates = jax.jit(transformation.init)(weights), []
         for each in grads:
-            update, state = transformation.update(each, state, weights)
+            update, state = step(each, state, weights)
             updates.append(update)
         return updates
 

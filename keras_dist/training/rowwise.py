@@ -80,7 +80,8 @@ def _problems(
         optimizer = one.of_variable(parts, spec) if isinstance(one, optimizers.MultiOptimizer) else one
         label = f"{spec.path!r} is trained by {type(optimizer).__name__}"
         if not getattr(optimizer, "takes_rows", False):
-            yield f"{label}, whose update of a row may depend on others: use SGD, Adagrad, RowWiseAdagrad or Adam"
+            known = "SGD, Adagrad, RowWiseAdagrad, Adam or Adam8bit"
+            yield f"{label}, whose update of a row may depend on others: use {known}"
         for name, instead in (("use_ema", ""), ("gradient_accumulation_steps", ": a larger batch has the same effect")):
             if getattr(optimizer, name, None):
                 yield f"{label} with {name}, an array of the size of the table{instead}"

@@ -15,8 +15,8 @@ import keras_dist as kd
 from keras_dist import errors, optimizers, saving
 
 NAMES = [
-    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam", "RMSprop",
-    "RowWiseAdagrad", "SGD", "ScheduleFreeAdamW",
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "Adam8bit", "AdamW", "AdamW8bit", "Adamax", "Ftrl", "Lamb", "Lion",
+    "Muon", "Nadam", "RMSprop", "RowWiseAdagrad", "SGD", "ScheduleFreeAdamW",
 ]  # fmt: skip
 PARAMS: Any = {"d": {"bias": jnp.array([0.5, -1.0]), "kernel": jnp.array([[1.0, 2.0], [3.0, -4.0]])}}
 GRADS: Any = {"d": {"bias": jnp.array([1.0, 0.5]), "kernel": jnp.array([[0.1, -0.2], [0.3, 0.4]])}}
