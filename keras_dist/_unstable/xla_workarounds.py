@@ -203,9 +203,9 @@ def with_one_layout(array: jax.Array) -> jax.Array:
 
     XLA for CPUs gives the parts of a transposed operand several layouts, and refuses its program.
 
-    Seen with jax 0.10.2. Upstream: not reported.
+    Seen with jax 0.10.2, not with 0.12.0.
     """
-    return jax.lax.optimization_barrier(array)
+    return lax.optimization_barrier(array)
 
 
 def _shards(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
