@@ -165,6 +165,7 @@ Arguments of all optimizers are keyword-only: `weight_decay` (unless it comes ea
 `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`, `loss_scale_factor`,
 `gradient_accumulation_steps`, `name`, and in `Muon` the arguments after them. Accumulated batches of unequal length or
 weight give the update of one large batch; Keras averages their gradients.""",
+    "optimizers.Muon": "also kernels of more than two dims are matrices, and biases of two dims are not",
     "layers.AlphaDropout": "a rate of 1 is an error",
     "layers.CategoryEncoding": "`sparse=True` is an error",
     "layers.Discretization": "`sparse=True` is an error",
