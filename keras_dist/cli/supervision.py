@@ -29,6 +29,7 @@ _GONE_S = 20.0  # a coordinator that answers after this time belongs to the next
 _ENOUGH = 3  # the third Ctrl-C ends all at once
 _USAGE = 2  # exit code
 _UNFIT_MESH = "Shape does not match the number of devices"  # of the error
+_UNFIT_STATE = "the number of processes that pass their own rows differs"  # of the error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,13 +215,16 @@ class Supervisor:
     def _prepare_restart(self, failure: Failure, members: Membership) -> int | None:
         """Choose the processes of the next start, and wait; return an exit code if there is none."""
         restarts = self._restarts
-        is_back = not restarts.awaits_step or any(process.notes.first_step_at for process in self._processes)
+        has_trained = any(process.notes.first_step_at for process in self._processes)
+        is_back = has_trained or not restarts.awaits_step
         restarts.add(failure, self._processes[0].notes)
         absent = "" if members.is_elastic else self._absent_nodes(failure)
-        reason = "" if is_back else self._unfit_mesh(members)
+        reason = "" if has_trained else self._unfit_mesh(members)
         lost = [] if is_back or failure.process is None else self._lost(failure)
         if reason:  # a smaller job may fit
             lost = self._group.slots[-1:] if self._job.place.nodes == 1 else []
+        if not has_trained and self._have_said(_UNFIT_STATE):
+            lost, reason = [], "as the state does not fit this number of processes"
         has_shrunk = bool(lost) and members.lose(lost)
         if reason and has_shrunk:  # which is an attempt, and no failure
             restarts.in_row, failure.restarted, reason = restarts.in_row - 1, True, ""
@@ -255,10 +259,13 @@ class Supervisor:
         nodes = [str(node) for node in self._group.nodes_of(absent) if node != place.rank]
         return f"node {', '.join(nodes)} (process {', '.join(map(str, absent))})" if nodes else ""
 
+    def _have_said(self, text: str) -> bool:
+        return any(text in line for process in self._processes for line in process.log)
+
     def _unfit_mesh(self, members: Membership) -> str:
         """Return why the mesh of the script does not fit a smaller job; empty if it does."""
         total = self._group.total
-        if total == members.largest or not any(_UNFIT_MESH in line for line in self._processes[0].log):
+        if total == members.largest or not self._have_said(_UNFIT_MESH):
             return ""
         fix = "write -1 for an axis of the mesh that may shrink, or leave out --min-processes and --min-nodes"
         return f"as the mesh does not fit {total} of {members.largest} processes ({fix})"

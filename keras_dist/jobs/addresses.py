@@ -44,6 +44,13 @@ def numbers_of(host: str) -> list[str]:
     return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
 
+def are_same(address: str, other: str) -> bool:
+    """Whether two addresses `"host:port"` have the same port, and a host or a number in common on this machine."""
+    (host, port), (other_host, other_port) = host_and_port(address), host_and_port(other)
+    numbers = {host, *numbers_of(host)} & {other_host, *numbers_of(other_host)}
+    return port == other_port and bool(numbers)
+
+
 def is_loopback(number: str) -> bool:
     """Whether only this machine reaches this numeric address."""
     return ipaddress.ip_address(number.partition("%")[0]).is_loopback

@@ -303,6 +303,44 @@ if kd.distribution.is_chief():
     (folder / "history.json").write_text(json.dumps(history))
 """
 
+OWN_ROWS = """
+import numpy as np
+import keras_dist as kd
+
+if local == 1 and (folder / "died").exists():
+    sys.exit("no device")
+kd.initialize()
+kd.set_distribution(kd.DataParallel(auto_shard_dataset=False))
+
+
+class Die(kd.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 5 and local == 1 and is_first("died"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", "mse")
+backup = kd.callbacks.BackupAndRestore(folder / "backup", save_freq=2, asynchronous=False)
+model.fit(np.ones((40, 3)), np.ones((40, 1)), 4, 2, verbose=0, callbacks=[backup, Die()])
+"""
+
+
+def test_a_job_whose_processes_pass_their_own_rows_ends_with_an_error_instead_of_shrinking(tmp_path):
+    options = "--processes", 2, "--min-processes", 1, "--devices-per-process", 1
+    run = launcher(tmp_path, OWN_ROWS, *options, env=killed_environment())
+    code, output, errors, deaths = run.outcome(300)
+    assert code == 1, (output, errors)
+    assert [(death["process"], death["restarted"], death["processes"]) for death in deaths] == [
+        (1, True, 2),
+        (1, True, 1),
+        (0, False, None),
+    ]
+    told = "\n".join(errors)
+    assert "given:    auto_shard_dataset=False, and 1 processes that pass different rows" in told
+    assert "expected: 2 processes, as in the interrupted training" in told
+    assert "given up as the state does not fit this number of processes: process 0 has failed: ModelError: " in told
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 2])
