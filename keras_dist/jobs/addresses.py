@@ -56,12 +56,6 @@ def is_loopback(number: str) -> bool:
     return ipaddress.ip_address(number.partition("%")[0]).is_loopback
 
 
-def _is_number(host: str) -> bool:
-    with contextlib.suppress(OSError, UnicodeError):
-        return bool(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
-    return False
-
-
 class CoordinatorAddress:
     """The coordinator's address for one process.
 
@@ -81,8 +75,8 @@ class CoordinatorAddress:
             check_address(BIND_VARIABLE, chosen)
         hosts = {address.rpartition(":")[0].strip("[]") for address in listed}
         is_one_machine = processes == 1 or (len(listed) > 1 and len(hosts) == 1)
-        numbers = [] if is_one_machine or "localhost" in host.lower() or _is_number(host) else numbers_of(host)
-        self.loopback = next((number for number in numbers if is_loopback(number) and number != host), None)
+        numbers = [] if is_one_machine or "localhost" in host.lower() else numbers_of(host)
+        self.loopback = next((number for number in numbers if is_loopback(number) and host not in numbers), None)
         if self.loopback is not None:
             own, port = (None, port) if chosen is None else host_and_port(chosen)
             if own in (None, *EVERYWHERE):

@@ -225,6 +225,22 @@ def test_a_job_goes_on_without_a_node_and_with_it_once_it_calls_again(tmp_path):
     assert [growth["processes"] for growth in report["resizes"]] == [3]
 
 
+def test_a_node_that_waits_for_a_place_ends_with_the_code_of_the_job(tmp_path):
+    program = """
+(folder / "trains").touch()
+while not request.exists():  # with which the launcher of node 0 notes the other one
+    time.sleep(0.05)
+sys.exit(3)
+"""
+    port, options = pair_of_ports(), ("--min-nodes", 1, "--join-timeout", 1, "--max-restarts", 0)
+    first = node(tmp_path, 0, 2, port, program, *options)
+    first.wait_for("trains")
+    late = node(tmp_path, 1, 2, port, program, *options)
+    assert ended(first)[0] == 3
+    told = "the job has ended with exit code 3, while this node waited for a place in it"
+    assert ended(late) == (3, [told])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
