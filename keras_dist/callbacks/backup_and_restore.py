@@ -100,6 +100,7 @@ class BackupAndRestore(Callback):
         self._batches = self._saved_at = 0
         self._last_batch = -1
         self._has_recorded = False
+        self._newest: tuple[str, int | None] = "", None  # path of a state, and the steps of this process before it
 
     def sees_every_batch(self, mode: Mode) -> bool:
         return mode == "train" and isinstance(self.save_freq, int)
@@ -115,6 +116,7 @@ class BackupAndRestore(Callback):
         self._batches = self._saved_at = 0
         self._last_batch = -1
         self._has_recorded = False
+        self._newest = "", None
         manager = CheckpointManager(
             self.model, self.backup_dir, self.keep, asynchronous=self.asynchronous, fsync=self.fsync, share_frozen=True
         )
@@ -123,6 +125,7 @@ class BackupAndRestore(Callback):
         heartbeat.current().note_save("nothing yet" if stored is None else str(stored.folder))
         if stored is not None:
             self.model.restore(stored, continue_training=True)
+            self._newest = str(stored.folder), heartbeat.current().notes.steps
             print_message(f"BackupAndRestore: resuming from {stored.folder}")
         self._timer = timer_of(self.save_freq)
 
@@ -155,13 +158,19 @@ class BackupAndRestore(Callback):
             self._save(manager)
 
     def on_train_interrupt(self, signum: int) -> None:
-        """Save, and end the process with `EXIT_CODE`."""
-        manager = self._open()
-        path = manager.save()
+        """Save, unless the state after this step is saved already, and end the process with `EXIT_CODE`."""
+        manager, steps = self._open(), heartbeat.current().notes.steps
         manager.wait_until_finished()
+        is_saved = self._newest[1] == steps
+        if is_saved:
+            heartbeat.current().note_save(self._newest[0], steps)  # the launcher looks for a save after the signal
+        else:
+            self._newest = manager.save(), steps
+            manager.wait_until_finished()
         name = signal.Signals(signum).name
-        hint = "" if heartbeat.current().notes.steps else ", with more time: there was none for a step"
-        print_message(f"BackupAndRestore: {name}, saved {path}; start the program again to resume{hint}")
+        hint = "" if steps else ", with more time: there was none for a step"
+        saved = f"saved {'already: ' * is_saved}{self._newest[0]}"
+        print_message(f"BackupAndRestore: {name}, {saved}; start the program again to resume{hint}")
         raise SystemExit(self.EXIT_CODE)
 
     def on_train_exit(self, error: BaseException | None) -> None:
@@ -183,7 +192,7 @@ class BackupAndRestore(Callback):
             warn(f"the last save failed, too: {failure}", CheckpointWarning)
 
     def _save(self, manager: CheckpointManager) -> None:
-        manager.save()
+        self._newest = manager.save(), heartbeat.current().notes.steps
         if is_asked_to_end():
             os.kill(os.getpid(), signal.SIGTERM)  # which fit handles in this process, and JAX's runtime in all others
 

@@ -23,19 +23,24 @@ _LIMIT_S = 10.0  # for a process in an uninterruptible call of the kernel
 _POLL_S = 0.02
 
 
-def run_guarded(act: Callable[[], int], on_signal: Callable[[int, bool], None]) -> int:
+def run_guarded(act: Callable[[pathlib.Path], int], on_signal: Callable[[int, bool], None]) -> int:
     """Run `act` in a child process, whose descendants never outlive it or this process, and return its exit code.
+
+    `act` is called with a temporary folder, which the process that outlives the other removes.
 
     The child calls `on_signal` for each SIGINT and SIGTERM that it or this process gets, with whether this one did: who
     signals both has signalled once. SIGHUP, of a terminal that is closed, and SIGUSR1, which `mpirun` forwards, count
     as SIGTERM. The code of a child that a signal ended is 128 plus the number of the signal.
     """
+    import tempfile  # not where this file is a program, whose start each process awaits
+
     _adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until both processes have their handlers
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="keras_dist_launch_"))
     guard, (forwarded, signals) = os.getpid(), os.pipe()
     child = os.fork()
     if not child:
-        os._exit(_run_in_child(guard, act, on_signal, forwarded))
+        os._exit(_run_in_child(guard, act, on_signal, forwarded, folder))
 
     def forward(number: int, frame: object) -> None:
         os.write(signals, bytes([number]))
@@ -46,14 +51,21 @@ def run_guarded(act: Callable[[], int], on_signal: Callable[[int, bool], None]) 
     while (ended := os.waitpid(-1, 0))[0] != child:
         pass  # process 1 of a container is the parent of what `kubectl exec` leaves behind
     code = os.waitstatus_to_exitcode(ended[1])
-    end_descendants()
+    _end_all(folder)
     return code if code >= 0 else 128 - code
 
 
-def _run_in_child(guard: int, act: Callable[[], int], on_signal: Callable[[int, bool], None], forwarded: int) -> int:
+def _run_in_child(
+    guard: int,
+    act: Callable[[pathlib.Path], int],
+    on_signal: Callable[[int, bool], None],
+    forwarded: int,
+    folder: pathlib.Path,
+) -> int:
     def note(number: int, is_forwarded: bool) -> None:
-        if os.getppid() != guard:
-            _end_at_once(number)
+        if os.getppid() != guard:  # it has died, or its terminal: exit, even while a write blocks
+            _end_all(folder)
+            os._exit(128 + number)
         on_signal(signal.SIGTERM if number in _AS_SIGTERM else number, is_forwarded)
 
     def listen() -> None:
@@ -69,7 +81,7 @@ def _run_in_child(guard: int, act: Callable[[], int], on_signal: Callable[[int, 
         end_with_parent(guard, signal.SIGHUP)
         threading.Thread(target=listen, daemon=True).start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        code = act()
+        code = act(folder)
     except BaseException:
         traceback.print_exc()
     end_descendants()
@@ -79,10 +91,13 @@ def _run_in_child(guard: int, act: Callable[[], int], on_signal: Callable[[int, 
     return code
 
 
-def _end_at_once(number: int) -> None:
-    """Exit after the death of the parent or its terminal, even while a write blocks."""
+def _end_all(folder: pathlib.Path) -> None:
+    """Kill all descendants, and remove the folder of their notes."""
     end_descendants()
-    os._exit(128 + number)
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
 
 
 def end_with_parent(parent: int, number: int) -> None:

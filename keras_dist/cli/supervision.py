@@ -8,17 +8,17 @@ import pathlib
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 
 from keras_dist._support.process_notes import ProcessNotes
 from keras_dist.cli import process_tree
 from keras_dist.cli.local_process import LocalProcess, print_line
-from keras_dist.cli.membership import AbsentNodesError, FirstNode, Group, Membership, OtherNode
+from keras_dist.cli.membership import AbsentNodesError, FirstNode, Group, JobEndedError, Membership, OtherNode
 from keras_dist.cli.nodes import NodePosition
 from keras_dist.cli.restarts import Failure, Restarts
 from keras_dist.errors import ClusterError, printable
+from keras_dist.jobs.addresses import answers
 
 _POLL_S = 0.1
 _MOMENT_S = 2.0  # time for processes that raise the same error to exit
@@ -29,6 +29,7 @@ _GONE_S = 20.0  # a coordinator that answers after this time belongs to the next
 _ENOUGH = 3  # the third Ctrl-C ends all at once
 _USAGE = 2  # exit code
 _UNFIT_MESH = "Shape does not match the number of devices"  # of the error
+_UNFIT_STATE = "the number of processes that pass their own rows differs"  # of the error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Supervisor:
         self._job, self._grace_s = job, grace_s
         described = {"nodes": job.place.nodes, "processes": job.processes}
         self._restarts = Restarts(max_restarts, report, described)
-        self._group = Group({}, ())
+        self._group = Group(())
         self._processes: list[LocalProcess] = []
         self._asked: int | None = None  # the first signal to this process
         self._saves_before = 0  # before that signal
@@ -88,32 +89,37 @@ class Supervisor:
             for process in self._processes:
                 process.send(number if is_first else signal.SIGKILL)
 
-    def run(self) -> int:
-        """Run the job, and return its exit code."""
+    def run(self, folder: pathlib.Path) -> int:
+        """Run the job, with a folder for notes, and return its exit code."""
         self._write_report()
         try:
-            with tempfile.TemporaryDirectory(prefix="keras_dist_launch_") as folder, self._membership() as members:
-                return self._run(members, pathlib.Path(folder))
-        except AbsentNodesError as error:
-            return self._end_without(str(error))
+            members = self._membership()
         except ClusterError as error:
             self._say(str(error))
             return _USAGE
+        code = 1  # of an error of the launcher
+        try:
+            code = self._run(members, folder)
+        except AbsentNodesError as error:
+            code = self._end_without(str(error))
+        except JobEndedError as ended:
+            (code,) = ended.args
+            self._say(f"the job has ended with exit code {code}, while this node waited for a place in it")
+        finally:
+            members.close(code)
+        return code
 
     def _run(self, members: Membership, folder: pathlib.Path) -> int:
         while True:
             group = members.gather(grows=self._restarts.grows)
             if group is None:
                 return self._end_between_starts()
-            if not group.total:
-                return 0
             self._start(group, members, folder)
             failure = self._watch(members)
             if self._asked:
                 return self._end_as_asked()
             self._end(failure)
             if failure is None:
-                members.finish()
                 self._look_whether_joined()
                 return 0
             code = self._prepare_restart(failure, members)
@@ -135,8 +141,7 @@ class Supervisor:
         """Start the processes of this node that take part; a single node uses a free port."""
         before, self._group = self._group.total or members.largest, group
         if group.total != before:
-            absent = ", ".join(str(node) for node in range(self._job.place.nodes) if node not in group.counts)
-            without = f", without node {absent}" if absent else ""
+            without = f", without node {', '.join(map(str, group.absent))}" if group.absent else ""
             self._say(f"starts with {group.total} of {members.largest} processes{without}")
         self._restarts.note_start(group.total)
         command = [sys.executable, "-u", *self._job.command]
@@ -214,13 +219,16 @@ class Supervisor:
     def _prepare_restart(self, failure: Failure, members: Membership) -> int | None:
         """Choose the processes of the next start, and wait; return an exit code if there is none."""
         restarts = self._restarts
-        is_back = not restarts.awaits_step or any(process.notes.first_step_at for process in self._processes)
+        has_trained = any(process.notes.first_step_at for process in self._processes)
+        is_back = has_trained or not restarts.awaits_step
         restarts.add(failure, self._processes[0].notes)
         absent = "" if members.is_elastic else self._absent_nodes(failure)
-        reason = "" if is_back else self._unfit_mesh(members)
+        reason = "" if has_trained else self._unfit_mesh(members)
         lost = [] if is_back or failure.process is None else self._lost(failure)
         if reason:  # a smaller job may fit
             lost = self._group.slots[-1:] if self._job.place.nodes == 1 else []
+        if not has_trained and self._have_said(_UNFIT_STATE):
+            lost, reason = [], "as the state does not fit this number of processes"
         has_shrunk = bool(lost) and members.lose(lost)
         if reason and has_shrunk:  # which is an attempt, and no failure
             restarts.in_row, failure.restarted, reason = restarts.in_row - 1, True, ""
@@ -252,13 +260,16 @@ class Supervisor:
             return ""
         if not absent:
             return "a process of another node"
-        nodes = [str(node) for node in self._group.nodes_of(absent) if node != place.rank]
-        return f"node {', '.join(nodes)} (process {', '.join(map(str, absent))})" if nodes else ""
+        nodes = sorted({index // self._job.processes for index in absent} - {place.rank})
+        return f"node {', '.join(map(str, nodes))} (process {', '.join(map(str, absent))})" if nodes else ""
+
+    def _have_said(self, text: str) -> bool:
+        return any(text in line for process in self._processes for line in process.log)
 
     def _unfit_mesh(self, members: Membership) -> str:
         """Return why the mesh of the script does not fit a smaller job; empty if it does."""
         total = self._group.total
-        if total == members.largest or not any(_UNFIT_MESH in line for line in self._processes[0].log):
+        if total == members.largest or not self._have_said(_UNFIT_MESH):
             return ""
         fix = "write -1 for an axis of the mesh that may shrink, or leave out --min-processes and --min-nodes"
         return f"as the mesh does not fit {total} of {members.largest} processes ({fix})"
@@ -291,13 +302,8 @@ class Supervisor:
 
     def _await_end_of(self, coordinator: str) -> None:
         """Wait until the coordinator of the dead job is gone, so that no process joins it again."""
-        host, _, port = coordinator.rpartition(":")
         end = time.monotonic() + _GONE_S
-        while time.monotonic() < end and not self._asked:
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
-            except OSError:
-                return
+        while time.monotonic() < end and not self._asked and answers(coordinator):
             self._sleep(_POLL_S)
 
     def _end_as_asked(self) -> int:

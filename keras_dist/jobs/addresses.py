@@ -44,15 +44,16 @@ def numbers_of(host: str) -> list[str]:
     return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
 
+def are_same(address: str, other: str) -> bool:
+    """Whether two addresses `"host:port"` have the same port, and a host or a number in common on this machine."""
+    (host, port), (other_host, other_port) = host_and_port(address), host_and_port(other)
+    numbers = {host, *numbers_of(host)} & {other_host, *numbers_of(other_host)}
+    return port == other_port and bool(numbers)
+
+
 def is_loopback(number: str) -> bool:
     """Whether only this machine reaches this numeric address."""
     return ipaddress.ip_address(number.partition("%")[0]).is_loopback
-
-
-def _is_number(host: str) -> bool:
-    with contextlib.suppress(OSError, UnicodeError):
-        return bool(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
-    return False
 
 
 class CoordinatorAddress:
@@ -74,8 +75,8 @@ class CoordinatorAddress:
             check_address(BIND_VARIABLE, chosen)
         hosts = {address.rpartition(":")[0].strip("[]") for address in listed}
         is_one_machine = processes == 1 or (len(listed) > 1 and len(hosts) == 1)
-        numbers = [] if is_one_machine or "localhost" in host.lower() or _is_number(host) else numbers_of(host)
-        self.loopback = next((number for number in numbers if is_loopback(number) and number != host), None)
+        numbers = [] if is_one_machine or "localhost" in host.lower() else numbers_of(host)
+        self.loopback = next((number for number in numbers if is_loopback(number) and host not in numbers), None)
         if self.loopback is not None:
             own, port = (None, port) if chosen is None else host_and_port(chosen)
             if own in (None, *EVERYWHERE):

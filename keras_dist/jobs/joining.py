@@ -42,6 +42,7 @@ from keras_dist.jobs.addresses import (
     EVERYWHERE,
     CoordinatorAddress,
     answers,
+    are_same,
     cannot_listen,
     check_can_listen,
     host_and_port,
@@ -233,7 +234,11 @@ def _take_over(given: JobArguments) -> str | None:
     process, processes = jax_runtime.place_in_job()
     address = jax_runtime.coordinator_address() or ""
     running = {"job_addresses": address, "num_processes": processes, "process_id": process}
-    asked = zip(running, (given.coordinator, given.num_processes, given.process_id), strict=True)
+    coordinator = given.coordinator
+    if coordinator is not None:
+        reached = CoordinatorAddress(coordinator, processes, given.addresses).reached
+        coordinator = address if are_same(coordinator, address) or are_same(reached, address) else coordinator
+    asked = zip(running, (coordinator, given.num_processes, given.process_id), strict=True)
     differ = [
         f"{name}={value}, but {running[name]} there" for name, value in asked if value not in (None, running[name])
     ]

@@ -24,6 +24,8 @@ from keras_dist.jobs import job
 from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.loop import MAX_IN_FLIGHT, Hooks
 
+_PARTS = "processes with their own rows"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Progress:
@@ -58,9 +60,12 @@ class Progress:
         return {"tallies": fields.pop("metric_states"), **fields, "cursor": self.cursor.to_json()}
 
     @classmethod
-    def begun(cls, examples: Batching | Streaming, epochs: range, shuffle_key: tuple[int, ...] | None) -> Self:
-        """Return the progress before the first batch."""
+    def begun(
+        cls, examples: Batching | Streaming, epochs: range, shuffle_key: tuple[int, ...] | None, parts: int | None
+    ) -> Self:
+        """Return the progress before the first batch; `parts` of it are passed by different processes, if not None."""
         form = {"steps_per_epoch": examples.steps, **examples.source.resumes_with}
+        form |= {} if parts is None else {_PARTS: parts}
         if isinstance(examples, Batching):
             form |= {"rows": examples.source.length, "batch_size": examples.batch_size}
         return cls(Cursor(epochs.start), epochs.start, shuffle_key, form)
@@ -90,6 +95,15 @@ class Progress:
             return
         if not other.cursor.batch and self.form["steps_per_epoch"] is None and other.form["steps_per_epoch"] is None:
             return
+        parts, before = self.form.get(_PARTS), other.form.get(_PARTS)
+        if parts != before and None not in (parts, before):
+            raise ModelError(
+                "fit cannot resume within an epoch: the number of processes that pass their own rows differs",
+                given=f"auto_shard_dataset=False, and {parts} processes that pass different rows",
+                expected=f"{before} processes, as in the interrupted training",
+                fix=f"start {before} processes; or save at the ends of epochs, from which any number of processes "
+                "resumes; or train with auto_shard_dataset=True and all rows in every process",
+            )
         summary = "fit cannot resume within an epoch: the batches differ from the interrupted training"
         given = ", ".join(f"{name}={value}" for name, value in self.form.items())
         expected = ", ".join(f"{name}={value}" for name, value in other.form.items())

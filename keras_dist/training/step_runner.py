@@ -16,6 +16,7 @@ from keras_dist.data.arrays import ArraySource, ShapeSource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
 from keras_dist.distribution.consistency import Fingerprint, check_agreement, facts_of_form, is_shared
+from keras_dist.distribution.process_rows import replica_groups
 from keras_dist.jobs import heartbeat
 from keras_dist.training import step as steps
 from keras_dist.training.accumulators import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
@@ -60,7 +61,9 @@ class StepRunner:
     ) -> Timing:
         """Train for the epochs; `facts` are further values that must be equal in all processes of a job."""
         self._check_targets(examples.source)
-        order = shuffle_key if self._forward.distribution.auto_shard_dataset else None  # else processes have other rows
+        distribution = self._forward.distribution
+        is_own = not distribution.auto_shard_dataset  # whether processes pass different rows
+        order, parts = (None, len(replica_groups(distribution))) if is_own else (shuffle_key, None)
         further = {"epochs": epochs, "order of the rows": order, **(facts or {}), **hooks.facts()}
         self._check_agreement("fit", examples, {**further, **_facts_of_validation(validation)})
         self._compiled.forget_shapes("train")
@@ -70,7 +73,8 @@ class StepRunner:
         should_stop = self._stopper("train")
         logs: MutableMapping[str, Any] = {}
         leave = hooks.on_train_interrupt if hooks.handles_interrupts else None
-        run = TrainingRun(examples, hooks, Progress.begun(examples, epochs, shuffle_key), program.zeros, self._options)
+        progress = Progress.begun(examples, epochs, shuffle_key, parts)
+        run = TrainingRun(examples, hooks, progress, program.zeros, self._options)
         with (
             self._running(run, hooks),
             interrupt_between_steps(leave, is_shared=is_shared(self._cell.mesh)) as check_interrupt,

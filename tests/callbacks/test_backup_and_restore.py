@@ -2,6 +2,7 @@
 
 import datetime
 import errno
+import signal
 import threading
 
 import numpy as np
@@ -216,3 +217,35 @@ def test_arguments_that_cannot_be_used(arguments):
 def test_numbers_of_states_that_cannot_be(keep, tmp_path):
     with pytest.raises(CheckpointError, match="`keep` must be an integer of at least 1"):
         BackupAndRestore(tmp_path, double_checkpoint=True, keep=keep)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_signal_writes_no_state_again_that_is_saved_already(model, tmp_path, monkeypatch, capsys, late):
+    """In a bucket the first would be deleted before the second is complete."""
+    begin, saves, save = step_of(model), [], CheckpointManager.save
+
+    def saved(manager):
+        saves.append(step_of(model) - begin)
+        return save(manager)
+
+    monkeypatch.setattr(CheckpointManager, "save", saved)
+    arguments = {"batch_size": 1, "epochs": 1, "verbose": 0}
+    backup = BackupAndRestore(tmp_path, save_freq=2)
+    with pytest.raises(SystemExit) as ended:
+        signalled = Step(2 + late, lambda: signal.raise_signal(signal.SIGTERM))
+        model.fit(X, Y, callbacks=[signalled, backup], **arguments)
+    assert ended.value.code == 75
+    assert saves == [2, 3][: 1 + late]
+    again, path = "" if late else "already: ", tmp_path / f"step_{begin + 2 + late:08d}"
+    assert f"BackupAndRestore: SIGTERM, saved {again}{path}; start the program again" in capsys.readouterr().out
+
+    class Begin(kd.callbacks.Callback):
+        comes_last = True
+
+        def on_epoch_begin(self, epoch, logs=None):
+            backup.on_train_interrupt(signal.SIGTERM)  # right after resuming
+
+    with pytest.raises(SystemExit):
+        model.fit(X, Y, callbacks=[backup, Begin()], **arguments)
+    assert len(saves) == 1 + late
+    assert f"SIGTERM, saved already: {path}; start" in capsys.readouterr().out

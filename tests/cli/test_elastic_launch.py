@@ -225,6 +225,22 @@ def test_a_job_goes_on_without_a_node_and_with_it_once_it_calls_again(tmp_path):
     assert [growth["processes"] for growth in report["resizes"]] == [3]
 
 
+def test_a_node_that_waits_for_a_place_ends_with_the_code_of_the_job(tmp_path):
+    program = """
+(folder / "trains").touch()
+while not request.exists():  # with which the launcher of node 0 notes the other one
+    time.sleep(0.05)
+sys.exit(3)
+"""
+    port, options = pair_of_ports(), ("--min-nodes", 1, "--join-timeout", 1, "--max-restarts", 0)
+    first = node(tmp_path, 0, 2, port, program, *options)
+    first.wait_for("trains")
+    late = node(tmp_path, 1, 2, port, program, *options)
+    assert ended(first)[0] == 3
+    told = "the job has ended with exit code 3, while this node waited for a place in it"
+    assert ended(late) == (3, [told])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -302,6 +318,44 @@ history = model.fit(X, NUMBERED, 10, 10, verbose=0, callbacks=[backup, Trial()])
 if kd.distribution.is_chief():
     (folder / "history.json").write_text(json.dumps(history))
 """
+
+OWN_ROWS = """
+import numpy as np
+import keras_dist as kd
+
+if local == 1 and (folder / "died").exists():
+    sys.exit("no device")
+kd.initialize()
+kd.set_distribution(kd.DataParallel(auto_shard_dataset=False))
+
+
+class Die(kd.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 5 and local == 1 and is_first("died"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", "mse")
+backup = kd.callbacks.BackupAndRestore(folder / "backup", save_freq=2, asynchronous=False)
+model.fit(np.ones((40, 3)), np.ones((40, 1)), 4, 2, verbose=0, callbacks=[backup, Die()])
+"""
+
+
+def test_a_job_whose_processes_pass_their_own_rows_ends_with_an_error_instead_of_shrinking(tmp_path):
+    options = "--processes", 2, "--min-processes", 1, "--devices-per-process", 1
+    run = launcher(tmp_path, OWN_ROWS, *options, env=killed_environment())
+    code, output, errors, deaths = run.outcome(300)
+    assert code == 1, (output, errors)
+    assert [(death["process"], death["restarted"], death["processes"]) for death in deaths] == [
+        (1, True, 2),
+        (1, True, 1),
+        (0, False, None),
+    ]
+    told = "\n".join(errors)
+    assert "given:    auto_shard_dataset=False, and 1 processes that pass different rows" in told
+    assert "expected: 2 processes, as in the interrupted training" in told
+    assert "given up as the state does not fit this number of processes: process 0 has failed: ModelError: " in told
 
 
 @pytest.mark.slow

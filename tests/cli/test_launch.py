@@ -300,11 +300,15 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("which", ["the launcher", "its child"])
-def test_no_orphan_is_left_when_the_launcher_is_killed(tmp_path, which):
+def test_no_orphan_and_no_file_is_left_when_the_launcher_is_killed(tmp_path, monkeypatch, which):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     launcher, family = ready(tmp_path)
+    assert len([*tmp_path.glob("temporary/keras_dist_launch_*")]) == 1
     (launcher.process if which == "the launcher" else family[0]).kill()
     assert_gone(family)
     assert launcher.process.wait(10) == (-signal.SIGKILL if which == "the launcher" else 128 + signal.SIGKILL)
+    assert not [*tmp_path.glob("temporary/*")]
     launcher.process.stderr.close(), launcher.process.stdout.close()
 
 

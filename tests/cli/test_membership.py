@@ -11,7 +11,7 @@ import time
 import pytest
 
 from keras_dist.cli import membership
-from keras_dist.cli.membership import AbsentNodesError, FirstNode, Membership, OtherNode
+from keras_dist.cli.membership import AbsentNodesError, FirstNode, JobEndedError, Membership, OtherNode
 from keras_dist.cli.nodes import NodePosition
 from keras_dist.cli.restarts import Restarts
 from keras_dist.cli.supervision import Job, Supervisor
@@ -108,13 +108,26 @@ def test_too_few_nodes_are_an_error_that_names_the_absent_ones(job):
         second.result(30)
 
 
-def test_a_node_that_waits_for_a_place_learns_that_the_job_has_succeeded(job):
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_node_that_waits_for_a_place_learns_how_the_job_has_ended(job, code):
     nodes = job(timeout_s=1.0)
     nodes.places(0, 2)
     (waits,) = nodes.start(1)
     wait_until(nodes.nodes[0].wants_growth)
-    nodes.nodes[0].finish()
-    assert waits.result(30).total == 0
+    nodes.nodes[0].close(code)
+    with pytest.raises(JobEndedError) as ended:
+        waits.result(30)
+    assert ended.value.args == (code,)
+
+
+def test_a_node_waits_on_for_a_job_that_is_started_again(job):
+    nodes = job(timeout_s=0.5)
+    nodes.places(0, 2)
+    (waits,) = nodes.start(1)
+    wait_until(nodes.nodes[0].wants_growth)
+    nodes.nodes[0].close(75)
+    with pytest.raises(AbsentNodesError, match=r"; or the job has ended$"):
+        waits.result(30)
 
 
 def test_those_who_wait_say_for_whom(job, monkeypatch):
@@ -225,7 +238,7 @@ def test_a_caller_that_writes_nothing_is_ignored(job, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "answer", [b"HTTP/1.1 400\r\n", b"[[0, 2], [1, 3]]\n", b"[[0, 2]]\n", b'[["0", 2], [1, 2]]\n', b"[[1, 2, 3]]\n"]
+    "answer", [b"HTTP/1.1 400\r\n", b"[0, 4, []]\n", b"[3, 4, []]\n", b'["2", 4, []]\n', b"[2, 4, [[0]]]\n", b"999\n"]
 )
 def test_an_answer_that_no_launcher_writes_is_not_taken(job, answer):
     nodes = job(timeout_s=0.2)

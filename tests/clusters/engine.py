@@ -185,7 +185,7 @@ def _reap() -> None:
         time.sleep(0.05)
 
 
-def _serve() -> int:
+def _serve(folder: pathlib.Path) -> int:
     threading.Thread(target=_reap, daemon=True).start()
     started = []
     for line in sys.stdin:

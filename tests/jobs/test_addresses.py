@@ -1,8 +1,10 @@
 """Where the coordinator and Gloo listen, and where processes of other machines look for them."""
 
+import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -66,6 +68,29 @@ def test_a_job_on_one_machine_and_addresses_that_others_reach_stay_as_given(name
     names["localhost"] = ["127.0.0.1", "::1"]
     found = coordinator(given, processes, *others)
     assert found.reached == found.bound == given and found.note() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "running", "same"),
+    [
+        ("localhost:1234", "127.0.0.1:1234", True),
+        ("[::1]:1234", "localhost:1234", True),
+        ("first:1234", "10.0.0.1:1234", True),  # in the processes of its own machine
+        ("unknown:1234", "unknown:1234", True),
+        ("localhost:1234", "127.0.0.1:1235", False),
+        ("10.0.0.1:1234", "10.0.0.2:1234", False),
+        ("unknown:1234", "other:1234", False),
+    ],
+)
+def test_a_running_job_is_compared_by_the_numbers_of_its_address(names, monkeypatch, given, running, same):
+    names["localhost"] = ["::1", "127.0.0.1"]
+    runtime = {"place_in_job": (1, 2), "coordinator_address": running, "configure_joined": None}
+    for name, value in runtime.items():
+        monkeypatch.setattr(joining.jax_runtime, name, lambda *arguments, value=value: value)
+    monkeypatch.setattr(joining, "host_and_port", lambda address: ("", 0))
+    monkeypatch.setattr(joining.socket, "create_connection", lambda *arguments: socket.socket())
+    with contextlib.nullcontext() if same else pytest.raises(ClusterError, match=f"job_addresses={re.escape(given)}"):
+        joining._take_over(JobArguments((given,), 2, 1))
 
 
 def test_an_address_that_is_chosen_is_the_one_of_the_coordinators_machine_alone(names, monkeypatch):

@@ -83,3 +83,50 @@ def test_every_row_counts_once_an_epoch_whoever_trains_on_it(tmp_path):
     fewer, alone = (np.load(tmp_path / f"{name}.npz") for name in ("fewer", "alone"))
     for name in alone.files:
         np.testing.assert_allclose(fewer[name], alone[name], rtol=0, atol=1e-6, err_msg=name)
+
+
+OWN_ROWS = """
+import pathlib
+import keras_dist as kd
+from keras_dist.errors import ModelError
+
+class Stop(kd.callbacks.Callback):
+    left = 5  # in the second epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0 and processes == 2:
+            raise InterruptedError
+
+
+def train(name):
+    kd.set_random_seed(0)
+    with kd.DataParallel(auto_shard_dataset=False).scope():
+        model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    backup = kd.callbacks.BackupAndRestore(pathlib.Path(sys.argv[4]) / str(name), name, keep=1, delete_checkpoint=False)
+    rows = 12 // processes
+    model.fit(np.ones((rows, 3)), np.ones((rows, 1)), 2, 3, verbose=0, callbacks=[backup, Stop()])
+    return len(model.history.epoch)
+
+
+for name in ("epoch", 1):
+    try:
+        print(name, train(name))
+    except (InterruptedError, ModelError) as error:
+        print(name, str(error).partition("\\n")[0])
+"""
+
+
+@pytest.mark.multiprocess
+def test_another_number_of_processes_with_their_own_rows_resumes_between_epochs_only(tmp_path):
+    def run(count):
+        job = processes.Job(OWN_ROWS, tmp_path, processes=count, devices=1)
+        ((code, output, errors), *_) = job.outcomes()
+        assert code == 0, errors
+        return [line for line in output.splitlines() if line.startswith(("epoch ", "1 "))]
+
+    assert run(2) == ["epoch ", "1 "]
+    epoch, batch = run(1)
+    assert epoch == "epoch 3"
+    assert batch.startswith("1 fit cannot resume within an epoch: the number of processes that pass their own rows")
