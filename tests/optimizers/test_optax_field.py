@@ -15,7 +15,7 @@ from keras_dist import optimizers
 from keras_dist.errors import ModelError
 from tests import by_hand, layouts
 from tests.networks import Plain, blobs
-from tests.soak import repeated
+from tests.soak import LARGE, repeated
 
 X, Y = blobs(83)  # batches of 32, 32 and 19 rows
 EPOCHS = 4
@@ -72,6 +72,8 @@ ELEMENTWISE: dict[str, Any] = {
     "apply_every": lambda: optax.chain(optax.adam(0.01), optax.apply_every(2)),
 }
 CHAINS = OF_WHOLE_ARRAYS | ELEMENTWISE
+FIRST = ["prodigy", "lamb", "adaptive_grad_clip", "adafactor", "mechanize", "dog", "sam", "sophia", "momo", "adopt"]
+"""Chains that `make test-all` tries; `make soak` tries all."""
 TAKES = {
     "sam, opaque": ["grad_fn"],
     "sam in a chain": ["grad_fn"],
@@ -125,7 +127,7 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], b
 @pytest.mark.filterwarnings("ignore:.*weights all batches alike")  # as plain optax does
 @pytest.mark.first_cases(1)
 @repeated
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", CHAINS if LARGE else FIRST)
 def test_a_chain_takes_the_steps_of_plain_optax_on_every_layout(name: str) -> None:
     expected = by_plain_optax(name, by_hand.batches_in_order(32, X, Y) * EPOCHS)
     for where in ("data=2,model=4", "fully data=8", "one device")[: 3 if name in OF_WHOLE_ARRAYS else 1]:
@@ -136,7 +138,7 @@ def test_a_chain_takes_the_steps_of_plain_optax_on_every_layout(name: str) -> No
 @pytest.mark.first_cases(1)
 @repeated
 @pytest.mark.parametrize(
-    "name", ["lars", "prodigy", "lamb", "adaptive_grad_clip", "adafactor", "mechanize", "dog", "sam"]
+    "name", ["lars", "prodigy", "lamb", *["adaptive_grad_clip", "adafactor", "mechanize", "dog", "sam"] * LARGE]
 )
 def test_accumulated_gradients_take_the_steps_of_large_batches(name: str) -> None:
     """Batches of 32 and 19 rows are one of 51; `optax.MultiSteps` would weight both alike."""
