@@ -7,7 +7,7 @@ import pytest
 
 from keras_dist.planner.peak_memory import PeakMemory
 from tests.planner.random_programs import FIRST, Found, compare
-from tests.soak import LARGE, ROUNDS
+from tests.soak import LARGE, ROUNDS, soak_if_large
 
 CPU = [102, 103, 112, 125, 131, 100048, 100061, 300003, 300012, 300014, 300024]
 TPU = [9014, 9016]
@@ -15,7 +15,8 @@ TPU = [9014, 9016]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", CPU)
+@soak_if_large
+@pytest.mark.parametrize("seed", CPU if LARGE else CPU[::3])
 def test_nothing_is_wrong_without_a_label(seed):
     assert list(compare(seed, "cpu:8").problems()) == []
 
