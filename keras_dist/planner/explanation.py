@@ -26,6 +26,7 @@ from keras_dist.planner.sharded_module import (
     weight_in,
 )
 from keras_dist.planner.tracing import StepProgram
+from keras_dist.training.activations import UPDATE
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
@@ -167,7 +168,7 @@ class _Origins:
         """Note the last value of each submodule that is used outside, in the order of execution."""
         for operation in block.operations:
             operation = operation.operation
-            if _BACKWARD in name_of(operation):
+            if _BACKWARD in name_of(operation) or UPDATE in name_of(operation):
                 continue
             layers = [*around, *layers_in(name_of(operation))]
             if operation.name == "func.call":

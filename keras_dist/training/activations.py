@@ -30,6 +30,7 @@ from keras_dist.layers.base.remat_scope import checkpointed
 from keras_dist.training.graph import compile_rule
 from keras_dist.variables import call_context
 
+UPDATE = "step_of_optimizer"  # scope around that of an optimizer
 _SCOPE, _WEIGHT = "module ", "weight "
 _CODED = str.maketrans("/()", "|\u27e8\u27e9")  # JAX puts slashes and parentheses between and around scopes
 _DECODED = str.maketrans("|\u27e8\u27e9", "/()")
@@ -98,7 +99,7 @@ def weight_scope(path: str) -> contextlib.AbstractContextManager[Any]:
 def optimizer_scope(name: str) -> contextlib.AbstractContextManager[Any]:
     """Context manager that names traced operations by their optimizer, as a submodule, within `naming_scopes`."""
     is_named = trace_context.current().names_scopes
-    return jax.named_scope(scope_of(name)) if is_named else contextlib.nullcontext()
+    return jax.named_scope(f"{UPDATE}/{scope_of(name)}") if is_named else contextlib.nullcontext()
 
 
 def weight_of_scope(scope: str) -> str | None:
