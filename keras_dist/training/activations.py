@@ -30,7 +30,7 @@ from keras_dist.layers.base.remat_scope import checkpointed
 from keras_dist.training.graph import compile_rule
 from keras_dist.variables import call_context
 
-UPDATE = "step_of_optimizer"  # scope around that of an optimizer
+UPDATE = "step_of_optimizer"  # scope around the scope of an optimizer
 _SCOPE, _WEIGHT = "module ", "weight "
 _CODED = str.maketrans("/()", "|\u27e8\u27e9")  # JAX puts slashes and parentheses between and around scopes
 _DECODED = str.maketrans("|\u27e8\u27e9", "/()")
