@@ -46,13 +46,19 @@ def halo_of(operation: Any, module: ShardedModule) -> Halo | str | None:
     dim = sharded[0]
     axes, window, widths, count = axis_tuple(layout[dim]), windows[dim], None, -(-shape[dim] // local[dim])
     is_short = operation.name == "stablehlo.slice" and operation.results[0].type.shape[dim] < count  # XLA may sum it
-    if len(sharded) == 1 and window is not None and not is_short:
+    if len(sharded) == 1 and window is not None and (not is_short or _rotates(operation, local[dim])):
         starts = range(window[0], window[0] + window[1] * count, window[1])
         widths = permute_widths(local[dim], shape[dim], [(start, start + window[2]) for start in starts])
     if widths is None:
         return f"crosses the borders of a dim that {axes_text(axes)} shards"
     each = module.nbytes(value) // local[dim]
     return Halo(axes, tuple(width * each for width in widths))
+
+
+def _rotates(operation: Any, places: int) -> bool:
+    """Whether a slice is a part of a rotation among devices that have one place each, as between stages."""
+    users = (use.owner.operation.name for use in operation.results[0].uses)
+    return places == 1 and all(name in ("stablehlo.concatenate", "stablehlo.pad") for name in users)
 
 
 def axes_text(axes: Sequence[str]) -> str:
