@@ -39,6 +39,8 @@ POLAR_EXPRESS: Sequence[Triple] = (
 _SAFETY = 1.01
 """Polar Express divides the matrix by this factor, first and before each step but the last."""
 
+_DTYPES = (None, "bfloat16", "float16", "float32")
+
 _VECTORS = ("alpha", "beta", "bias", "gamma", "positions", "scale")
 """Names of weights for Adam, whatever their number of dims, where their layer does not name the dims."""
 
@@ -126,7 +128,9 @@ class Muon(Optimizer):
         self.include = check_patterns("Muon", "include", include)
         self.coefficients = coefficients
         self._steps = tuple(itertools.islice(_triples(coefficients, (muon_a, muon_b, muon_c)), self.ns_steps))
-        self.ns_dtype = None if ns_dtype is None else jnp.dtype(ns_dtype).name
+        if ns_dtype not in _DTYPES:
+            raise argument_error("ns_dtype", ns_dtype, f"one of {_DTYPES}", example="bfloat16")
+        self.ns_dtype = ns_dtype
         self.neuron_beta = check_optional(check_number, "neuron_beta", neuron_beta, 0, below=1)
 
     def transformation(self) -> optax.GradientTransformation:

@@ -1,6 +1,6 @@
 """Functions of whole matrices, of weights whose parts are on several devices.
 
-Steps of Muon and of Shampoo are functions of whole matrices. Weight by weight, XLA gathers each matrix on all devices,
+A step of Muon is a function of whole matrices. Weight by weight, XLA gathers each matrix on all devices,
 and all compute the same. Here equal matrices are stacked, each device gets whole ones by one all-to-all, computes
 without communication, and returns their parts by another. Devices with copies share the work.
 

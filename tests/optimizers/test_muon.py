@@ -236,6 +236,12 @@ def test_coefficients_are_checked(given):
         optimizers.Muon(coefficients=given)
 
 
+@pytest.mark.parametrize("given", ["int8", "bf16", 3])
+def test_dtypes_of_steps_are_checked(given):
+    with pytest.raises(kd.errors.ModelError, match="`ns_dtype` must be one of"):
+        optimizers.Muon(ns_dtype=given)
+
+
 def test_all_arguments_are_in_its_config():
     given = {
         "exclude": ["a"],
