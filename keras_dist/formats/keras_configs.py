@@ -182,8 +182,13 @@ _CLASSES = {
 }
 """Classes with another name or module in Keras: module, class and registered name there."""
 
-_ONLY_HERE = dict.fromkeys(("SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"), ("trainable",))
+_ONLY_HERE = {
+    **dict.fromkeys(("SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"), ("trainable",)),
+    "Muon": ("exclude", "include", "coefficients", "ns_dtype", "neuron_beta"),
+}
 """The arguments of classes that Keras does not take, beside layouts."""
+
+_OPTIMIZERS_ONLY_HERE = ("Adam8bit", "AdamW8bit", "RowWiseAdagrad")
 
 _COMPILE = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "jit_compile")
 """The arguments of `compile` that Keras has, except `steps_per_execution`."""
@@ -226,9 +231,25 @@ def compile_to_keras(written: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if isinstance(optimizer, Mapping) and not str(optimizer.get("module")).startswith(f"{_HOUSE}."):
         return None  # a subclass, which Keras cannot have
+    if not _is_in_keras(optimizer):
+        return None
     steps = written.get("steps_per_execution")
     found = {name: to_keras(written[name]) for name in _COMPILE if name in written}
     return {**found, "steps_per_execution": steps if isinstance(steps, int) else 1}
+
+
+def _is_in_keras(written: Any) -> bool:
+    """Whether Keras has the optimizers in a config, and their arguments."""
+    if isinstance(written, list):
+        return all(map(_is_in_keras, written))
+    if not isinstance(written, Mapping):
+        return True
+    class_name, config = written.get("class_name"), written.get("config")
+    if class_name in _OPTIMIZERS_ONLY_HERE:
+        return False
+    if class_name == "Muon" and isinstance(config, Mapping):
+        return all(config.get(name) is None for name in _ONLY_HERE["Muon"])
+    return all(map(_is_in_keras, written.values()))
 
 
 def from_keras(config: Any) -> Any:

@@ -64,7 +64,7 @@ class Muon(Optimizer):
         muon_c: coefficient of x xT x xT x.
         adam_lr_ratio: Adam's learning rate divided by `learning_rate`.
         momentum: decay of the velocity.
-        ns_steps: number of Newton-Schulz steps.
+        ns_steps: number of Newton-Schulz steps, at most 100.
         nesterov: whether to use Nesterov momentum.
         rms_rate: the root mean square of a step, near Adam's (Moonlight, https://arxiv.org/abs/2502.16982); None for no
             scaling.
@@ -121,7 +121,7 @@ class Muon(Optimizer):
         self.muon_a, self.muon_b, self.muon_c = muon_a, muon_b, muon_c
         self.adam_lr_ratio = adam_lr_ratio
         self.momentum = check_number("momentum", momentum, 0, 1)
-        self.ns_steps = check_int("ns_steps", ns_steps, 1)
+        self.ns_steps = check_int("ns_steps", ns_steps, 1, 100)
         self.nesterov = nesterov
         self.rms_rate = rms_rate
         self.exclude = check_patterns("Muon", "exclude", exclude)

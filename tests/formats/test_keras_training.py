@@ -74,3 +74,28 @@ def test_training_goes_on(keras, tmp_path, name):
     fit(theirs)
     fit(again)
     assert_same(again, theirs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: kd.optimizers.Muon(0.01, coefficients="polar_express"),
+        lambda: kd.optimizers.LossScaleOptimizer(kd.optimizers.Muon(0.01, neuron_beta=0.9)),
+        lambda: kd.optimizers.AdamW8bit(0.01),
+        lambda: kd.optimizers.RowWiseAdagrad(0.01),
+    ],
+    ids=["Polar Express", "wrapped NorMuon", "AdamW8bit", "RowWiseAdagrad"],
+)
+def test_keras_reads_the_weights_beside_optimizers_that_it_does_not_have(keras, tmp_path, make):
+    ours = dense(kd)
+    ours.compile(make(), loss="mse")
+    fit(ours)
+    ours.save(tmp_path / "ours.keras")
+    theirs = keras.models.load_model(tmp_path / "ours.keras")
+    assert not theirs.compiled
+    assert_same(ours, theirs)
+    again = kd.models.load_model(tmp_path / "ours.keras")
+    assert again.optimizer.get_config() == ours.optimizer.get_config()
+    for model in (ours, again):
+        fit(model)
+    assert_same(again, ours)
