@@ -70,10 +70,10 @@ def save_weights(
         check_no_map("save_weights", path, weight_map, dtype=dtype, config=config)
         if not overwrite:
             job.first(functools.partial(check_free, "save_weights", path, ModelError))
-        _write_folder(path, [built.path_of(weight) for weight in weights], built)
+        _write_folder(path, [*_lasting(built, weights)], built)
         return
     factors = factor_paths(built, merged)
-    by_path = {built.path_of(weight): weight for weight in weights}
+    by_path = _lasting(built, weights)
     written = {path: merged.get(path, weight) for path, weight in by_path.items() if path not in factors}
     source = MappedWeights(path, built.cell, written, weight_map or WeightMap(), checked_dtype(dtype))
     groups = grouped({name: nbytes(array) for name, array in source.arrays.items()}, max_bytes)
@@ -106,6 +106,11 @@ def save_weights(
         job.first(writer.commit)
 
 
+def _lasting(built: BuiltModel, weights: Sequence[Any]) -> dict[str, Any]:
+    """Return weights by path, without those that every call changes, such as states of RNNs."""
+    return {path: weight for weight in weights if built.cell.row(path := built.path_of(weight)).role != "state"}
+
+
 def _saved_path(filepath: str | os.PathLike[str]) -> pathlib.Path:
     """Return the path of a file, or of a folder of orbax; in other folders it is the file of Hugging Face."""
     if is_plain_folder(filepath):
@@ -127,7 +132,7 @@ def load_weights(
     """Set the weights of a model of this name to those in files, or in a folder; see `Model.load_weights`."""
     reader = _reader(filepath, built)
     factors = factor_paths(built, merged)
-    by_path = {built.path_of(weight): weight for weight in weights}
+    by_path = _lasting(built, weights)
     wanted = {path: weight for path, weight in by_path.items() if path not in factors or path in reader.shapes}
     if isinstance(reader, _Folder):
         check_no_map("load_weights", reader.path, weight_map)

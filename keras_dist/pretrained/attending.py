@@ -73,8 +73,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, options: Scores) 
     Keys and values are (batch, keys, kv_heads, head_dim), and groups of neighbouring heads share one.
     """
     batch, length, heads, size = query.shape
-    grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], size)
-    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, key, preferred_element_type=jnp.float32) * options.scale
+    scores = _scores(query, key, options)
     if options.soft_cap is not None:
         scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
     mask = visible(options)
@@ -82,6 +81,20 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, options: Scores) 
         scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
     return jnp.einsum("bkgts,bskd->btkgd", weights, value).reshape(batch, length, heads, size)
+
+
+def largest_scores(query: jax.Array, key: jax.Array, options: Scores) -> jax.Array:
+    """Return the largest score of each head before `soft_cap`, (heads,), among keys that are attended to."""
+    scores, mask = _scores(query, key, options), visible(options)
+    seen = scores if mask is None else jnp.where(mask[:, None, None], scores, -jnp.inf)
+    return jnp.max(seen, (0, 3, 4)).reshape(-1)
+
+
+def _scores(query: jax.Array, key: jax.Array, options: Scores) -> jax.Array:
+    """Return the scores (batch, kv_heads, heads of each, queries, keys)."""
+    batch, length, heads, size = query.shape
+    grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], size)
+    return jnp.einsum("btkgd,bskd->bkgts", grouped, key, preferred_element_type=jnp.float32) * options.scale
 
 
 def visible(options: Scores) -> jax.Array | None:

@@ -10,16 +10,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from keras_dist.errors import ModelError
 from keras_dist.layers import EinsumDense, Layer, LayerNormalization, RMSNormalization
 from keras_dist.layers.base.weight_arguments import Identifier
 from keras_dist.ops.normalization import divided_by_rms, wide
-from keras_dist.pretrained.attending import Scores, Span, Windows, attend
+from keras_dist.pretrained.attending import Scores, Span, Windows, attend, largest_scores
 from keras_dist.pretrained.cache import Slots
 from keras_dist.pretrained.config import NetworkConfig
 from keras_dist.pretrained.feed_forward import Experts, FeedForward, kernel_initializer
-from keras_dist.pretrained.kernels import attend_by
+from keras_dist.pretrained.kernels import Arrays, attend_by
 from keras_dist.pretrained.rotary import Angles, rotated
+from keras_dist.variables import call_context
 
 
 class RMSNormalizationFromOne(RMSNormalization):
@@ -95,11 +98,54 @@ class SelfAttention(Layer):
             slots = slots.written(key, value)
             key, value = slots.read()
         scores = Scores(queries, keys, options.score_scale, self.is_causal, window, options.soft_cap)
-        if slots is None:
-            attended = attend_by(options.implementation, self._members["query"].kernel, (query, key, value), scores)
-        else:  # few queries, and the mask depends on the slots
+        if slots is not None:  # few queries, and the mask depends on the slots
             attended = attend(query, key, value, scores)
+        else:
+            attended = self._attended((query, key, value), scores)
         return self._members["output"](attended), slots
+
+    def _attended(self, arrays: Arrays, scores: Scores) -> jax.Array:
+        return attend_by(self.options.implementation, self._members["query"].kernel, arrays, scores)
+
+
+class ClippedSelfAttention(SelfAttention):
+    """Self-attention that scales queries and keys down after an update, see `qk_clip` of `AttentionConfig`.
+
+    Heads that share keys have a common factor for these: the root of the smallest that one of them needs.
+    """
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        super().build(input_shape)
+        self.peaks = self.add_weight(
+            (self.options.num_heads,), "zeros", "float32", trainable=False, autocast=False, name="peaks"
+        )
+        self.peaks.set_metadata("changes_always", True)  # no part of files: zeros between steps
+
+    def _attended(self, arrays: Arrays, scores: Scores) -> jax.Array:
+        context = call_context.current()
+        if context is None or not context.training:
+            return super()._attended(arrays, scores)
+        found = jax.lax.stop_gradient(largest_scores(*arrays[:2], scores))
+        self.peaks.assign(jnp.maximum(self.peaks[...], found))
+        return attend(*arrays, scores)
+
+    def _after_update(self) -> None:
+        options, query, key = self.options, self._members["query"], self._members["key"]
+        peaks = self.peaks[...]
+        limit: Any = options.qk_clip
+        needed = jnp.where((peaks > limit) & jnp.isfinite(peaks), limit / peaks, 1)
+        shared = needed.reshape(*needed.shape[:-1], options.num_kv_heads, -1)
+        of_keys = jnp.sqrt(shared.min(-1))
+        of_queries = (shared / of_keys[..., None]).reshape(needed.shape)
+        for layer, factor in ((query, of_queries), (key, of_keys)):
+            if not layer.kernel.trainable:
+                summary = f"qk_clip={limit} changes the weight {layer.kernel.path!r}, which is not trained"
+                raise ModelError(summary, fix="train it, or leave out qk_clip")
+            scaled = [(layer.kernel, factor[..., None, :, None])]
+            scaled += [] if layer.bias is None else [(layer.bias, factor[..., None])]
+            for weight, by in scaled:
+                weight.assign((weight[...] * by).astype(weight.dtype))
+        self.peaks.assign(jnp.zeros_like(peaks))
 
 
 class Block(Layer):
@@ -116,7 +162,8 @@ class Block(Layer):
         super().__init__(autocast=False, **kwargs)
         dtype, placement = self.dtype_policy, config.norm.placement
         self.placement = placement
-        self.attention = SelfAttention(config, is_causal, initializer, dtype=dtype)
+        attention = SelfAttention if config.attention.qk_clip is None else ClippedSelfAttention
+        self.attention = attention(config, is_causal, initializer, dtype=dtype)
         self.feed_forward = (Experts if has_experts else FeedForward)(config, initializer, dtype=dtype)
         if placement != "after":
             self.attention_norm, self.feed_forward_norm = (norm(config, dtype=dtype) for _ in range(2))

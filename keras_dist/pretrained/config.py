@@ -118,6 +118,9 @@ class AttentionConfig:
             splash attention on TPUs, XLA elsewhere and where these do not support the options. With a cache it is XLA.
             `"splash"` needs consecutive positions inside of a segment if there is a window; on CPUs it is interpreted,
             which is slow.
+        qk_clip: largest score of a head, before `soft_cap`: after an update, queries and keys of heads with larger ones
+            in its batch are scaled down (MuonClip, https://arxiv.org/abs/2507.20534, algorithm 1). None for no limit.
+            Attention is then by XLA.
     """
 
     num_heads: int
@@ -134,6 +137,7 @@ class AttentionConfig:
     sliding_rotary: Rotary | None = None
     layers_without_rotary: tuple[int, ...] = ()
     implementation: str = "auto"
+    qk_clip: float | None = None
 
     @property
     def score_scale(self) -> float:
@@ -153,6 +157,12 @@ class AttentionConfig:
     def problems(self) -> Iterator[str]:
         if self.soft_cap == 0:
             yield "soft_cap=0 must be positive"
+        if self.qk_clip == 0:
+            yield "qk_clip=0 must be positive"
+        if self.qk_clip is not None and self.qk_norm is not None:
+            yield f"qk_clip={self.qk_clip} has no effect with qk_norm={self.qk_norm!r}, which bounds the scores"
+        if self.qk_clip is not None and self.implementation not in ("auto", "xla"):
+            yield f"qk_clip={self.qk_clip} needs scores, which implementation={self.implementation!r} does not store"
         if self.num_heads % self.num_kv_heads:
             yield f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
         yield from _not_among("qk_norm", self.qk_norm, QK_NORMS)

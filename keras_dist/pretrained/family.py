@@ -353,8 +353,8 @@ def layer_norm(path: str, name: str) -> dict[str, str]:
 
 
 def _canonical(config: NetworkConfig) -> NetworkConfig:
-    """Return a config that lists the layers with a window, without the choice of a kernel or of slots in training."""
-    heads = dataclasses.replace(config.attention, implementation="auto")
+    """Return a config that lists the layers with a window, without what is chosen for training."""
+    heads = dataclasses.replace(config.attention, implementation="auto", qk_clip=None)
     sliding = tuple(layer for layer in range(config.num_layers) if heads.slides(layer))
     heads = dataclasses.replace(heads, window=heads.window if sliding else None, sliding_layers=sliding)
     experts = config.experts and dataclasses.replace(config.experts, capacity_factor=None)

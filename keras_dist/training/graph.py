@@ -44,6 +44,7 @@ from keras_dist.training.module_dims import dims_in
 from keras_dist.variables.lending import Lendable
 
 _RAW = "raw array"
+_HOOK = "_after_update"  # of layers
 
 Trainable = Any  # a filter of trained variables: an NNX filter, or a regular expression for whole paths of `nnx.Param`s
 
@@ -135,6 +136,21 @@ class ModuleGraph:
         return traverse_util.unflatten_dict(
             {parts: by_parts[parts](leaf) if parts in by_parts else leaf for parts, leaf in flat.items()}
         )
+
+    @functools.cached_property
+    def has_hooks(self) -> bool:
+        """Whether a layer changes variables after an update of weights."""
+        return any(hasattr(getattr(node, "type", None), _HOOK) for node in self.graphdef.nodes)
+
+    def updated(self, trainable: PyTree, rest: PyTree) -> tuple[PyTree, PyTree]:
+        """Return the values after an update of weights: constrained, then changed by layers."""
+        trainable = self.constrained(trainable)
+        if not self.has_hooks:
+            return trainable, rest
+        module = self.merge(trainable, rest)
+        for _, node in nnx.iter_graph(module):
+            getattr(node, _HOOK, tuple)()
+        return self.split(module)
 
     def merge(self, trainable: PyTree, rest: PyTree) -> Any:
         """Return a module with these values, which shares nothing with another and may be changed."""

@@ -289,6 +289,8 @@ def make_train_step(
     """Make the step of gradient descent on the mean loss of a batch; it also logs the values in `report`."""
     check_loss_scales(optimizers)
     accumulates = any(getattr(one.transformation, "gradient_accumulation_steps", None) for one in optimizers.values())
+    if accumulates:
+        _check_updates_each_batch(forward, "gradient_accumulation_steps")
     gradients = rowwise.gradients if forward.tables else _gradients
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
@@ -310,7 +312,8 @@ def make_train_step(
         )
         extra = reported(report, objective, optimizers, (before, new), grads, batch, (y_pred, mask), batch_weight)
         new = written(new)
-        new = new.replace(trainable=forward.graph.constrained(new.trainable), rest=rest)
+        trainable, rest = forward.graph.updated(new.trainable, rest)
+        new = new.replace(trainable=trainable, rest=rest)
         logs = objective.logs(losses, batch, y_pred, mask)
         check_free(logs, extra)
         return new, {**logs, **extra}
@@ -327,8 +330,16 @@ def _gradients(
     return found, forward.scattered(grads), state, lambda new: new
 
 
+def _check_updates_each_batch(forward: Forward, argument: str) -> None:
+    """Raise if layers change their weights after each batch, as attention with `qk_clip` does."""
+    if forward.graph.has_hooks:
+        summary = f"attention with qk_clip scales weights after each step of `fit`; `{argument}` is another"
+        raise ModelError(summary, given=f"{argument} and qk_clip", fix=f"leave out one of `{argument}` and `qk_clip`")
+
+
 def own_train_step(forward: Forward, train_step: TrainStep, optimizers: Mapping[str, Optimizer]) -> Step:
     """Make a train step from a user function; each step gets its random streams."""
+    _check_updates_each_batch(forward, "train_step")
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         with scaling_checked(one.transformation for one in optimizers.values()):
