@@ -31,6 +31,11 @@ def repeated(test: Any) -> Any:
     return test if ROUNDS == 1 else pytest.mark.soak(test)
 
 
+def sampled(cases: Iterable[Any], every: int) -> list[Any]:
+    """Those of `cases` that `make test-all` tries; all if `LARGE`. Mark the test `soak_if_large`."""
+    return [*cases][:: 1 if LARGE else every]
+
+
 def some(cases: Iterable[Any]) -> list[Any]:
     """Those of `cases`, all of which `make test-all` tries, too: in a single round every fourth."""
     return [*cases][:: 4 if ROUNDS == 1 else 1]

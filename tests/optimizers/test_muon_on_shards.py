@@ -14,6 +14,7 @@ import keras_dist as kd
 from keras_dist import optimizers
 from keras_dist.optimizers.whole_matrices import Placement, matrix_dims, over_matrices
 from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, ExpertsConfig, FeedForwardConfig, rules
+from tests import soak
 
 EVERY = ("data", "model")
 WEIGHTS = {  # shape, names of dims, and layouts
@@ -139,10 +140,10 @@ def hybrid(of):
 TRAINED = {
     "fully sharded": (lambda of: kd.FullySharded(kd.DeviceMesh("data=8")), {}),
     "Megatron": (by_rules("data=2,model=4"), {}),
-    "hybrid": (hybrid, {}),
+    "stages": (by_rules("stage=4,data=2", scan=True, stage="stage"), {"scan": True, "micro_batches": 2}),
     "data parallel": (lambda of: kd.DataParallel(kd.DeviceMesh("data=8")), {}),
     "slots alone": (lambda of: kd.DataParallel(kd.DeviceMesh("data=8"), shard_optimizer=True), {}),
-    "stages": (by_rules("stage=4,data=2", scan=True, stage="stage"), {"scan": True, "micro_batches": 2}),
+    "hybrid": (hybrid, {}),
     "experts": (by_rules("data=2,expert=4", ("data", "expert")), {"experts": True}),
     "two batches a step": (lambda of: kd.FullySharded(kd.DeviceMesh("data=8")), {"gradient_accumulation_steps": 2}),
     "by neuron": (by_rules("data=2,model=4"), {"neuron_beta": 0.95}),
@@ -159,8 +160,9 @@ def trained(distribution, scan=False, experts=False, micro_batches=None, **argum
     return np.array(losses), {variable.path: np.asarray(variable) for variable in model.trainable_variables}
 
 
+@soak.soak_if_large
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", soak.sampled(TRAINED, 2))
 def test_training_is_that_of_one_device(name):
     distribution, options = TRAINED[name]
     losses, weights = trained(distribution, **options)

@@ -6,6 +6,7 @@ import pytest
 from keras_dist.planner import compile_for, propagate, verdict
 from keras_dist.planner.backends import shards_moved_as
 from keras_dist.planner.storage import STORAGE
+from tests import soak
 from tests.planner import memory_experiments as memory
 from tests.planner.backend_experiments import EXPERIMENTS, by_kind, lowered
 
@@ -26,7 +27,8 @@ def test_as_recorded_or_labelled(name, target):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "target"), RECORDED)
+@soak.soak_if_large
+@pytest.mark.parametrize(("name", "target"), soak.sampled(RECORDED, 4))
 def test_records_are_what_xla_does(request, name, target):
     if target == "v5e:2x4":
         request.getfixturevalue("tpu_compiler")

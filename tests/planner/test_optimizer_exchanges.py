@@ -7,18 +7,18 @@ import pytest
 import keras_dist as kd
 from keras_dist import optimizers
 from keras_dist.pretrained import Decoder
+from tests import soak
 from tests.optimizers.test_muon_on_shards import TOKENS, TRAINED, config
 
 
 @pytest.mark.full
+@soak.soak_if_large
 @pytest.mark.parametrize(
     ("name", "target"),
     [
         ("fully sharded", "cpu:8"),
-        ("Megatron", "cpu:8"),
-        ("slots alone", "cpu:8"),
-        ("fully sharded", "v5e:2x4"),
         ("Megatron", "v5e:2x4"),
+        *[("Megatron", "cpu:8"), ("slots alone", "cpu:8"), ("fully sharded", "v5e:2x4")] * soak.LARGE,
     ],
 )
 def test_plans_count_its_exchanges_as_compilers_do(name, target, request):
