@@ -32,7 +32,7 @@ def repeated(test: Any) -> Any:
 
 
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:
-    """Those of `cases` that `make test-all` tries; all if `LARGE`. Mark the test `soak_if_large`."""
+    """Those of `cases` that `make test-all` tries; all if `LARGE`, where the test is marked `soak`."""
     return [*cases][:: 1 if LARGE else every]
 
 

@@ -7,7 +7,7 @@ import pytest
 import keras_dist as kd
 from keras_dist.planner import remedies
 from tests.planner import other_mistakes, unseen_mistakes
-from tests.soak import LARGE, few
+from tests.soak import LARGE, few, sampled
 
 NETWORKS = other_mistakes.NETWORKS | unseen_mistakes.NETWORKS
 MISTAKES = other_mistakes.MISTAKES | unseen_mistakes.MISTAKES
@@ -15,7 +15,7 @@ MISTAKES = other_mistakes.MISTAKES | unseen_mistakes.MISTAKES
 _COSTS = {}
 _OFTEN = ["t5", "gpt2", "mixtral", "mobile_net", "stack", "dlrm"]
 _FIRST = [next(name for name in MISTAKES if MISTAKES[name].network == network) for network in _OFTEN]
-_FIRST += unseen_mistakes.MISTAKES
+_FIRST += sampled(unseen_mistakes.MISTAKES, 2)
 _OTHERS = [pytest.param(name, marks=pytest.mark.soak) for name in MISTAKES if LARGE and name not in _FIRST]
 
 
@@ -41,7 +41,7 @@ def good(name):
 
 @pytest.mark.parametrize(
     "name",
-    [*few(_FIRST, "stack: batch over one axis", "softmaxes: vocabulary transposed", "fusion: batch whole"), *_OTHERS],
+    [*few(_FIRST, "stack: batch over one axis", "fnet: fall dropped", "chars: wide over data"), *_OTHERS],
 )
 def test_the_cause_is_named_and_the_remedy_restores(name):
     mistake, network = MISTAKES[name], NETWORKS[MISTAKES[name].network]
