@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests import soak
 from tests.cli.test_launch import Launcher
 from tests.cli.test_membership import pair_of_ports
 from tests.processes import killed_environment
@@ -358,8 +359,9 @@ def test_a_job_whose_processes_pass_their_own_rows_ends_with_an_error_instead_of
     assert "given up as the state does not fit this number of processes: process 0 has failed: ModelError: " in told
 
 
+@soak.soak_if_large
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [4, 2])
+@pytest.mark.parametrize("count", soak.sampled([4, 2], 2))
 def test_a_job_that_shrinks_and_grows_ends_with_the_losses_of_an_undisturbed_one(tmp_path, count):
     histories = {}
     for how in ("never", "dies"):

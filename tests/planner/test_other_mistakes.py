@@ -40,8 +40,7 @@ def good(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [*few(_FIRST, "stack: batch over one axis", "fnet: fall dropped", "chars: wide over data"), *_OTHERS],
+    "name", [*few(_FIRST, "stack: batch over one axis", "fnet: fall dropped", "chars: wide over data"), *_OTHERS]
 )
 def test_the_cause_is_named_and_the_remedy_restores(name):
     mistake, network = MISTAKES[name], NETWORKS[MISTAKES[name].network]

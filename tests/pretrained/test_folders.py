@@ -15,6 +15,7 @@ import keras_dist as kd
 from keras_dist.errors import ConfigError, FileMissingError, ModelError, UnknownNameError
 from keras_dist.models import weight_creation
 from keras_dist.pretrained import NormConfig, Rotary, families, register_family
+from tests import soak
 from tests.pretrained.networks import FOLDER
 
 LLAMA = json.loads((FOLDER / "llama" / "config.json").read_text())
@@ -281,8 +282,9 @@ def test_a_network_with_a_chosen_kernel_is_saved_in_any_dtype(dtype, tmp_path):
     assert {array.dtype for array in load_file(tmp_path / "saved" / "model.safetensors").values()} == {jnp.dtype(dtype)}
 
 
+@soak.soak_if_large
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "is_short"), [("vit", False), ("llama", True)])
+@pytest.mark.parametrize(("family", "is_short"), soak.sampled([("llama", True), ("vit", False)], 2))
 def test_auto_parallel_finds_the_layout_before_weights_are_read(family, is_short):
     mesh = kd.DeviceMesh("data=2,model=4")
     least = contextlib.nullcontext()
