@@ -30,11 +30,11 @@ def config() -> DecoderConfig:
 
 
 def optimizers() -> dict[str, Any]:
-    """The optimizers, with rates that were good in few trials."""
+    """The optimizers, each with the best of two or three rates for the losses."""
     return {
         "AdamW": kd.optimizers.AdamW(2e-3, weight_decay=0.01),
         "AdamW8bit": kd.optimizers.AdamW8bit(2e-3, weight_decay=0.01),
-        "Muon": kd.optimizers.Muon(2e-3, weight_decay=0.01, adam_weight_decay=0.01),
+        "Muon": kd.optimizers.Muon(6e-3, weight_decay=0.01, adam_weight_decay=0.01),
         "optax": optax.contrib.muon(2e-3, weight_decay=0.01, consistent_rms=0.2),
     }
 
