@@ -94,6 +94,14 @@ class Form:
         size = self._sizes(1)[0]
         return (0, size, size) if cut is None else (cut.start, cut.stop, cut.whole[cut.axis])
 
+    @property
+    def shape_of_copy(self) -> tuple[int, ...] | None:
+        """The shape of the weight in a file, to which peft adds copies of adapted embeddings and heads."""
+        if self.kind == "embedding":
+            return self.shape
+        sides = (self.rows[2], *self._sizes(0))
+        return (sides[::-1] if self.axis_of_outputs == 1 else sides) if self.kind == "linear" else None
+
     def to_file(self, first: np.ndarray, second: np.ndarray) -> Pair:
         """Return A (layers, rank, inputs, ...) and B (layers, outputs, rank) of two factors."""
         first, second = map(self._stack, (first, second))
@@ -220,8 +228,8 @@ def misfits(reader: TensorReader, groups: Mapping[Group, int]) -> Iterator[str]:
             yield f"{name} has shape {found}, not {shape}"
         elif not jnp.issubdtype(reader.dtype(name), jnp.floating):
             yield f"{name} has elements of {reader.dtype(name)}"
-    embeddings = (form for group in groups for form in group.forms if form.kind == "embedding")  # peft writes a copy
-    copies = {f"{_PREFIX}{module}.base_layer.weight": form.shape for form in embeddings for module in form.modules}
+    forms = (form for group in groups for form in group.forms)
+    copies = {f"{_PREFIX}{module}.base_layer.weight": form.shape_of_copy for form in forms for module in form.modules}
     others = (name for name, shape in reader.shapes.items() if copies.get(name) != shape)
     yield from (f"not in the model: {name}" for name in others if name not in expected)
 

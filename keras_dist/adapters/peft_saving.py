@@ -181,6 +181,12 @@ def _in_files(
         if others:
             layers = f"layers of ranks and alphas {[first, *others]}: load the model with scan=False"
             problems.append(f"{group.forms[0].path} is a stack, and cannot hold {layers}")
+        absent = [module for module in group.keys if module not in modules]
+        if 0 < len(absent) < len(group.keys):
+            some = f"{len(group.keys) - len(absent)} of {len(group.keys)} layers, without {absent[0]}"
+            problems.append(
+                f"{group.forms[0].path} is a stack, and the files have {some}: load the model with scan=False"
+            )
         problems += [] if here is None else _other_ranks(group, first, here)
     return found
 

@@ -158,6 +158,20 @@ def test_embeddings_and_convolutions_have_their_own_forms(tmp_path):
     np.testing.assert_allclose(other.predict(tokens, verbose=0), model.predict(tokens, verbose=0), atol=TOLERANCE)
 
 
+@pytest.mark.parametrize(("name", "shape"), [("head", (5, 8)), ("query", (8, 8)), ("output", (8, 8))])
+def test_copies_of_adapted_layers_are_no_adapters(name, shape, folder, tmp_path):
+    """peft adds the weight of an adapted head of a language model, `lm_head.base_layer.weight`."""
+    arrays = files(folder)[1]
+    weight = f"{BASE}{name}.base_layer.weight"
+    model, other = made(), made()
+    model.load_adapter(folder)
+    other.load_adapter(changed(folder, tmp_path, arrays | {weight: np.ones(shape, "float32")}))
+    np.testing.assert_array_equal(other.predict(X, verbose=0), model.predict(X, verbose=0))
+    larger = arrays | {weight: np.ones((shape[0] + 1, shape[1]), "float32")}
+    with pytest.raises(ModelError, match=f"not in the model: {weight}"):
+        made().load_adapter(changed(folder, tmp_path, larger))
+
+
 class Tied(kd.Model):
     def __init__(self):
         super().__init__()

@@ -209,6 +209,16 @@ def test_a_stack_has_one_rank(stacked, tmp_path):
         loaded("one device", "llama", scan=True).load_adapter(tmp_path / "a")
 
 
+def test_all_layers_of_a_stack_have_adapters(tmp_path):
+    other = loaded("one device", "llama")
+    other.enable_lora(3, "layers/1/.*/query")
+    other.save_adapter(tmp_path / "a")
+    stack = r"layers/attention/query/kernel is a stack, and the files have 1 of \d+ layers, .*: .* scan=False"
+    with pytest.raises(ModelError, match=stack):
+        loaded("one device", "llama", scan=True).load_adapter(tmp_path / "a")
+    loaded("one device", "llama").load_adapter(tmp_path / "a")
+
+
 def test_a_stack_drops_inputs_of_each_layer_anew():
     model = loaded("one device", "llama", scan=True)
     model.enable_lora(2, ".*/query", dropout=0.5)
