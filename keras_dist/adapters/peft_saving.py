@@ -183,10 +183,8 @@ def _in_files(
             problems.append(f"{group.forms[0].path} is a stack, and cannot hold {layers}")
         absent = [module for module in group.keys if module not in modules]
         if 0 < len(absent) < len(group.keys):
-            some = f"{len(group.keys) - len(absent)} of {len(group.keys)} layers, without {absent[0]}"
-            problems.append(
-                f"{group.forms[0].path} is a stack, and the files have {some}: load the model with scan=False"
-            )
+            there = f"{len(group.keys) - len(absent)} of {len(group.keys)} layers, without {absent[0]}"
+            problems.append(f"{group.forms[0].path} is a stack; there are {there}: load it with scan=False")
         problems += [] if here is None else _other_ranks(group, first, here)
     return found
 

@@ -213,7 +213,7 @@ def test_all_layers_of_a_stack_have_adapters(tmp_path):
     other = loaded("one device", "llama")
     other.enable_lora(3, "layers/1/.*/query")
     other.save_adapter(tmp_path / "a")
-    stack = r"layers/attention/query/kernel is a stack, and the files have 1 of \d+ layers, .*: .* scan=False"
+    stack = r"layers/attention/query/kernel is a stack; there are 1 of \d+ layers, .*: .* scan=False"
     with pytest.raises(ModelError, match=stack):
         loaded("one device", "llama", scan=True).load_adapter(tmp_path / "a")
     loaded("one device", "llama").load_adapter(tmp_path / "a")
