@@ -8,6 +8,7 @@ from typing import Any
 from keras_dist.errors import MissingExtraError
 
 PACKAGES = {
+    "chat": "jinja2 tokenizers",
     "cuda": "'jax[cuda12]'",
     "datasets": "array_record importlib_resources scikit-learn tensorflow-datasets",
     "graph": "pydot",

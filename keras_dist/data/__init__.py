@@ -10,6 +10,7 @@ from keras_dist._support.raw_errors import explain_functions
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batched import BatchedDataset, PyDataset, split_dataset, timeseries_dataset_from_array
+from keras_dist.data.chat import chat
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.directories import image_dataset_from_directory, text_dataset_from_directory
 from keras_dist.data.global_arrays import global_batch, prefetch_to_mesh
@@ -39,6 +40,7 @@ __all__ = [
     "StreamSource",
     "array_to_img",
     "auto_shard_dataset",
+    "chat",
     "global_batch",
     "image_dataset_from_directory",
     "img_to_array",

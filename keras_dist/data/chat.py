@@ -1,0 +1,257 @@
+"""`chat`: conversations as packed rows of tokens, with the tokenizer and the chat template of a folder.
+
+A template is code of someone else: jinja2's immutable sandbox renders it. The tokens of answers are those between
+`{% generation %}` and `{% endgeneration %}`. Two characters of Unicode's private use mark these places in the text, and
+are removed before it is encoded. Of a template without marks an answer is what it adds to the text before, up to where
+the model is to answer.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_dist._support.arguments import check_int, check_option
+from keras_dist._support.extras import import_extra
+from keras_dist._support.located_warnings import warn
+from keras_dist.data.packing import PackedRows, pack
+from keras_dist.errors import DataError, cause, shorten
+
+_START, _END = "\ue0f0", "\ue0f1"
+_MOST_BYTES = 2**20  # of a template
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def chat(
+    conversations: Any,
+    folder: str | os.PathLike[str],
+    *,
+    length: int = 4096,
+    train_on: str = "assistant",
+    messages: str = "messages",
+    template: str | None = None,
+) -> PackedRows:
+    """Encode conversations, and pack them into rows; see `pack` for the rows.
+
+    A conversation is a list of messages `{"role": ..., "content": ...}`, or a dict with them, and with `tools` where
+    the template takes some. One that is longer than a row is cut after an answer, and left out if none fits; a warning
+    counts both. All tokens are kept in memory.
+
+    Args:
+        conversations: a list, a `datasets.Dataset` or another iterable, or the path of a `.jsonl` file.
+        folder: the folder of a network, with `tokenizer.json`, and `chat_template.jinja` or `tokenizer_config.json`.
+        length: number of tokens in a row.
+        train_on: "assistant" weighs the tokens of answers 1, and others 0; "all" weighs all 1.
+        messages: key of the messages in conversations that are dicts.
+        template: a template in place of that of the folder, for example with `{% generation %}` around answers.
+
+    Returns:
+        Rows by number, as of `pack`, for the loss "causal_lm".
+
+    Raises:
+        DataError: a file, a message or an argument cannot be used, the template refuses a conversation, or it renders
+            an answer in another way than what follows it.
+        MissingExtraError: `tokenizers` or `jinja2` is not installed.
+
+    Source: `apply_chat_template(return_assistant_tokens_mask=True)` of transformers.
+    """
+    check_int("length", length, 2, error=DataError)
+    check_option("train_on", train_on, ("assistant", "all"), error=DataError)
+    door = _Door(pathlib.Path(folder).expanduser(), template)
+    encoded, cut, dropped = [], 0, 0
+    for number, (turns, tools) in enumerate(_conversations(conversations, messages)):
+        fitting = door.fitting(turns, tools, length, train_on == "assistant", number)
+        if fitting is None:
+            dropped += 1
+            continue
+        found, count = fitting
+        cut += count < len(turns)
+        encoded.append(found)
+    if cut or dropped:
+        total = len(encoded) + dropped
+        warn(
+            f"chat: of {total} conversations, {cut} are longer than {length} tokens and cut after an answer, and "
+            f"{dropped} left out, as no answer fits"
+        )
+    return pack(encoded, length, pad_id=door.pad_id, overlong="error", loss_mask="weights")  # type: ignore[return-value]
+
+
+class _Door:
+    """The tokenizer and the template of a folder."""
+
+    def __init__(self, folder: pathlib.Path, template: str | None) -> None:
+        tokenizers = import_extra("tokenizers", "chat", "`chat`")
+        path = folder / "tokenizer.json"
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises no other class
+            raise DataError(f"{str(path)!r} cannot be read", given=cause(error), fix="give its folder") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        config = _read_json(folder / "tokenizer_config.json")
+        given = {name: config.get(name) for name in _SPECIAL}
+        texts = {name: one.get("content") if isinstance(one, dict) else one for name, one in given.items()}
+        self._special = {name: text for name, text in texts.items() if isinstance(text, str)}
+        pad = self._tokenizer.token_to_id(self._special.get("pad_token", ""))
+        self.pad_id = 0 if pad is None else pad
+        text = _template_of(folder, config) if template is None else template
+        self._template = _compiled(text)
+        self._is_marked = "endgeneration" in text
+
+    def fitting(
+        self, turns: Messages, tools: Any, length: int, answers_alone: bool, number: int
+    ) -> tuple[dict[str, np.ndarray], int] | None:
+        """Return tokens and weights of as many messages as fit, up to an answer, and their number; None if none do."""
+        ends = [end for end in range(len(turns), 0, -1) if end == len(turns) or turns[end - 1]["role"] == "assistant"]
+        for end in ends:
+            text, spans = self._rendered(turns[:end], tools, number)
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            if len(encoding.ids) <= length:
+                weights = _weights(encoding.offsets, spans) if answers_alone else np.ones(len(encoding.ids), np.uint8)
+                is_trained = weights.any() and len(weights) > 1
+                return ({"tokens": np.array(encoding.ids, np.int32), "weights": weights}, end) if is_trained else None
+        return None
+
+    def _rendered(self, turns: Messages, tools: Any, number: int) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text of messages, and the places of answers in it."""
+        whole = self._render(turns, tools, number)
+        if self._is_marked:
+            return _without_marks(whole)
+        spans: list[tuple[int, int]] = []
+        for place in (place for place, turn in enumerate(turns) if turn["role"] == "assistant"):
+            before = self._render(turns[:place], tools, number, add_generation_prompt=True)
+            until = self._render(turns[: place + 1], tools, number)
+            if not until.startswith(before) or not whole.startswith(until):
+                given = f"message {place} of conversation {number}, an answer"
+                fix = "pass the template with `{% generation %}` and `{% endgeneration %}` around answers as `template`"
+                raise DataError(
+                    "chat: the template renders an answer in another way than what follows", given=given, fix=fix
+                )
+            spans.append((len(before), len(until)))
+        return whole, spans
+
+    def _render(self, turns: Messages, tools: Any, number: int, **options: Any) -> str:
+        options = {"add_generation_prompt": False, **self._special, **options}
+        try:
+            return self._template.render(messages=turns, tools=tools, documents=None, **options)
+        except Exception as error:  # the template is code of someone else
+            summary = f"chat: the template cannot render conversation {number}"
+            raise DataError(summary, given=cause(error), fix="correct the conversation, or pass `template`") from error
+
+
+def _weights(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return 1 for the tokens with a character in a span."""
+    starts, ends = np.array(offsets, np.int64).reshape(-1, 2).T
+    found = np.zeros(len(starts), np.uint8)
+    for start, end in spans:
+        found |= (starts < end) & (ends > start)
+    return found
+
+
+def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """Return a text without the marks of answers, and the places of these."""
+    first, *others = text.split(_START)
+    plain, spans = first, []
+    for other in others:
+        answer, _, rest = other.partition(_END)
+        spans.append((len(plain), len(plain) + len(answer)))
+        plain += answer + rest
+    return plain, spans
+
+
+def _conversations(source: Any, key: str) -> Iterator[tuple[Messages, Any]]:
+    """Yield the messages and the tools of each conversation."""
+    rows: Any = _lines(pathlib.Path(source)) if isinstance(source, str | os.PathLike) else source
+    for number, row in enumerate(rows):
+        turns: Any = row.get(key) if isinstance(row, Mapping) else row
+        is_list = isinstance(turns, Sequence) and not isinstance(turns, str | bytes) and len(turns) > 0
+        if not is_list or not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in turns):
+            summary = f"chat: conversation {number} must be a list of messages, or a dict with them as {key!r}"
+            raise DataError(summary, given=shorten(row), fix='[{"role": "user", "content": "Hello"}, ...]')
+        text = json.dumps(turns, ensure_ascii=False, default=str)
+        if _START in text or _END in text:
+            raise DataError(f"chat: conversation {number} has a character U+E0F0 or U+E0F1", fix="remove it")
+        yield turns, row.get("tools") if isinstance(row, Mapping) else None
+
+
+def _lines(path: pathlib.Path) -> Iterator[Any]:
+    """Yield the values in a file of JSON lines."""
+    try:
+        with path.expanduser().open(encoding="utf-8") as file:
+            for line, text in enumerate(file, 1):
+                if text.strip():
+                    try:
+                        yield json.loads(text)
+                    except (ValueError, RecursionError) as error:
+                        raise DataError(f"line {line} of {str(path)!r} is not JSON", given=cause(error)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        fix = "give the path of a file with a JSON value in each line"
+        raise DataError(f"{str(path)!r} cannot be read", given=cause(error), fix=fix) from error
+
+
+def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{str(path)!r} cannot be read", given=cause(error)) from error
+    return found if isinstance(found, dict) else {}
+
+
+def _template_of(folder: pathlib.Path, config: Mapping[str, Any]) -> str:
+    """Return the template of a folder: of several the one named `default`."""
+    path = folder / "chat_template.jinja"
+    found = path.read_text("utf-8") if path.exists() else config.get("chat_template")
+    if isinstance(found, list):
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = named.get("default")
+    if not isinstance(found, str):
+        fix = "give the folder of a network that was trained on conversations, or pass `template`"
+        raise DataError(f"chat: {str(folder)!r} has no chat template", fix=fix)
+    return found
+
+
+def _compiled(text: str) -> Any:
+    """Compile a template in the environment of transformers."""
+    jinja2, ext, nodes, sandbox = (
+        import_extra(f"jinja2{module}", "chat", "`chat`") for module in ("", ".ext", ".nodes", ".sandbox")
+    )
+
+    class Generation(ext.Extension):
+        """Marks what is between `{% generation %}` and `{% endgeneration %}`."""
+
+        tags = {"generation"}  # noqa: RUF012, as jinja2 declares it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+        def _marked(self, caller: Any) -> str:
+            return f"{_START}{caller()}{_END}"
+
+    def refuse(message: object) -> None:
+        raise jinja2.TemplateError(str(message))
+
+    def to_json(value: Any, **options: Any) -> str:
+        written: dict[str, Any] = {"ensure_ascii": False, **options}
+        return json.dumps(value, **written)
+
+    if not isinstance(text, str) or len(text) > _MOST_BYTES:
+        raise DataError("chat: `template` must be a text of at most 1 MiB", given=shorten(text))
+    extensions = [Generation, ext.loopcontrols]
+    environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    try:
+        return environment.from_string(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise DataError("chat: the template cannot be compiled", given=cause(error)) from error
