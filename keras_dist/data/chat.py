@@ -51,15 +51,30 @@ def chat(
         length: number of tokens in a row.
         train_on: "assistant" weighs the tokens of answers 1, and others 0; "all" weighs all 1.
         messages: key of the messages in conversations that are dicts.
-        template: a template in place of that of the folder, for example with `{% generation %}` around answers.
+        template: a template instead of the folder's, for example with `{% generation %}` around answers.
 
     Returns:
-        Rows by number, as of `pack`, for the loss "causal_lm".
+        Rows by number, as `pack` returns them, for the loss "causal_lm".
 
     Raises:
         DataError: a file, a message or an argument cannot be used, the template refuses a conversation, or it renders
-            an answer in another way than what follows it.
+            an answer in another way where messages follow.
         MissingExtraError: `tokenizers` or `jinja2` is not installed.
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> import keras_dist as kd
+        >>> folder = pathlib.Path(tempfile.mkdtemp())  # in practice of a network, with its tokenizer
+        >>> words = {"type": "WordLevel", "vocab": {"?": 0, "hello": 1, "world": 2, ":": 3}, "unk_token": "?"}
+        >>> tokenizer = {"version": "1.0", "model": words, "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": []}
+        >>> _ = (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        >>> conversation = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "world"}]
+        >>> template = "{% for each in messages %}{{ each.role }}: {{ each.content }} {% endfor %}"
+        >>> template += "{% if add_generation_prompt %}assistant:{% endif %}"
+        >>> rows = kd.data.chat([conversation], folder, length=8, template=template)
+        >>> x, y, weights = rows[0]
+        >>> x["tokens"].tolist(), weights.astype(int).tolist()
+        ([0, 3, 1, 0, 3, 2, 0, 0], [0, 0, 0, 0, 0, 1, 0, 0])
 
     Source: `apply_chat_template(return_assistant_tokens_mask=True)` of transformers.
     """

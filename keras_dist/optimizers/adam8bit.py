@@ -38,7 +38,8 @@ class Adam8bit(MomentsOptimizer):
 
     Each block of 256 values along the last dim of a weight has a scale, the largest absolute value. If 256 does not
     divide the dim, blocks have its largest divisor from 64 to 255; without one, the last block is shorter. Rounding
-    changes a stored moment by at most 0.71 % of its scale, and smaller values by less.
+    changes a stored moment by at most 0.71 % of its scale, and smaller values by less. A gradient that is not finite,
+    or whose square is not, makes all moments of its block nan.
 
     Args:
         learning_rate, **common: as in `Optimizer`.
@@ -170,7 +171,9 @@ def _quantized(values: jax.Array, dtype: Any) -> Quantized:
     """Return the nearest codes, but no zeros for positive values without a sign."""
     count, block = _blocks(size := values.shape[-1])
     padded = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, count * block - size)])
-    scales = jnp.abs(padded).reshape(*values.shape[:-1], count, block).max(-1)
+    blocks = padded.reshape(*values.shape[:-1], count, block)
+    # XLA's maximum on CPUs leaves out what is not a number
+    scales = jnp.where(jnp.isfinite(blocks).all(-1), jnp.abs(blocks).max(-1), jnp.nan)
     relative = values / _of_values(jnp.where(scales == 0, 1, scales), size)
     centers = [_center(code, start, unit) for start, unit in _decades(dtype) for code in (start, 2 * start - 1)]
     halves = [(below + above) / 2 for below, above in zip([0.0, *centers[1::2]], [*centers[::2], 1.0], strict=True)]

@@ -39,7 +39,7 @@ POLAR_EXPRESS: Sequence[Triple] = (
 _SAFETY = 1.01
 """Polar Express divides the matrix by this factor, first and before each step but the last."""
 
-_DTYPES = (None, "bfloat16", "float16", "float32")
+_DTYPES = (None, "bfloat16", "float32")  # float16 has too few exponents for gradients
 
 _VECTORS = ("alpha", "beta", "bias", "gamma", "positions", "scale")
 """Names of weights for Adam, whatever their number of dims, where their layer does not name the dims."""
@@ -118,12 +118,14 @@ class Muon(Optimizer):
         self.epsilon = check_number("epsilon", epsilon, 0)
         self.exclude_layers = check_patterns("Muon", "exclude_layers", exclude_layers)
         self.exclude_embeddings = exclude_embeddings
-        self.muon_a, self.muon_b, self.muon_c = muon_a, muon_b, muon_c
-        self.adam_lr_ratio = adam_lr_ratio
+        self.muon_a, self.muon_b, self.muon_c = (
+            check_number(name, given) for name, given in (("muon_a", muon_a), ("muon_b", muon_b), ("muon_c", muon_c))
+        )
+        self.adam_lr_ratio = check_number("adam_lr_ratio", adam_lr_ratio, 0)
         self.momentum = check_number("momentum", momentum, 0, 1)
         self.ns_steps = check_int("ns_steps", ns_steps, 1, 100)
         self.nesterov = nesterov
-        self.rms_rate = rms_rate
+        self.rms_rate = check_optional(check_number, "rms_rate", rms_rate, 0)
         self.exclude = check_patterns("Muon", "exclude", exclude)
         self.include = check_patterns("Muon", "include", include)
         self.coefficients = coefficients
@@ -249,7 +251,7 @@ def _triples(given: Any, default: Triple) -> Any:
     """Return the coefficients of all steps, without an end."""
     if given is None:
         return itertools.repeat(default)
-    if given == "polar_express":
+    if isinstance(given, str) and given == "polar_express":
         given = [*map(_safe, POLAR_EXPRESS[:-1]), POLAR_EXPRESS[-1]]
         given[0] = _safe(given[0])  # of the matrix
     try:

@@ -120,7 +120,7 @@ class AttentionConfig:
             which is slow.
         qk_clip: largest score of a head, before `soft_cap`: after an update, queries and keys of heads with larger ones
             in its batch are scaled down (MuonClip, https://arxiv.org/abs/2507.20534, algorithm 1). None for no limit.
-            Attention is then by XLA.
+            Attention is then by XLA. A step that `LossScaleOptimizer` skips scales, too.
     """
 
     num_heads: int

@@ -291,6 +291,8 @@ def make_train_step(
     accumulates = any(getattr(one.transformation, "gradient_accumulation_steps", None) for one in optimizers.values())
     if accumulates:
         _check_updates_each_batch(forward, "gradient_accumulation_steps")
+    if any(getattr(one.transformation, "use_ema", False) for one in optimizers.values()):
+        _check_updates_each_batch(forward, "use_ema")
     gradients = rowwise.gradients if forward.tables else _gradients
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
@@ -333,7 +335,7 @@ def _gradients(
 def _check_updates_each_batch(forward: Forward, argument: str) -> None:
     """Raise if layers change their weights after each batch, as attention with `qk_clip` does."""
     if forward.graph.has_hooks:
-        summary = f"attention with qk_clip scales weights after each step of `fit`; `{argument}` is another"
+        summary = f"attention with qk_clip scales weights after the step of a batch, which `{argument}` does not know"
         raise ModelError(summary, given=f"{argument} and qk_clip", fix=f"leave out one of `{argument}` and `qk_clip`")
 
 

@@ -281,3 +281,17 @@ def test_training_resumes_bit_for_bit_and_on_another_mesh_to_rounding(there: str
     for a, b in zip(whole.get_weights(), resumed.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=0 if there == "fully" else 1e-4)
     assert int(resumed.optimizer.iterations) == 9
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_visible(value: float) -> None:
+    optimizer, weights = optimizers.Adam8bit(1.0), {"w": jnp.zeros((64, 512))}
+    state, gradient = optimizer.init(weights), np.ones((64, 512), np.float32)
+    bad = gradient.copy()
+    bad[3, 5] = value
+    _, state = optimizer.update({"w": jnp.asarray(bad)}, state, weights)
+    for _ in range(3):
+        updates, state = optimizer.update({"w": jnp.asarray(gradient)}, state, weights)
+        expected = np.ones((64, 512), bool)
+        expected[3, :256] = False
+        np.testing.assert_array_equal(np.isfinite(updates["w"]), expected)

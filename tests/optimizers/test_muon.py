@@ -1,6 +1,9 @@
 """Muon on one device. References: optax, Keras's rule, and the formulas of the papers, in float64."""
 
+import math
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -8,6 +11,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist import layers, optimizers
+from keras_dist.errors import ModelError
 from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, ExpertsConfig, FeedForwardConfig
 
 SHAPES = {"tall": (12, 5), "wide": (4, 9), "square": (6, 6)}
@@ -236,7 +240,7 @@ def test_coefficients_are_checked(given):
         optimizers.Muon(coefficients=given)
 
 
-@pytest.mark.parametrize("given", ["int8", "bf16", 3])
+@pytest.mark.parametrize("given", ["int8", "bf16", "float16", 3])
 def test_dtypes_of_steps_are_checked(given):
     with pytest.raises(kd.errors.ModelError, match="`ns_dtype` must be one of"):
         optimizers.Muon(ns_dtype=given)
@@ -282,3 +286,25 @@ def test_the_summary_and_the_plan_show_who_gets_what():
 def test_a_summary_of_updates_needs_an_optimizer():
     with pytest.raises(kd.errors.ModelError, match="compile"):
         kd.Sequential([kd.Input((8,)), layers.Dense(8)]).summary(optimizer=True)
+
+
+@pytest.mark.parametrize("name", ["rms_rate", "muon_a", "muon_b", "muon_c", "adam_lr_ratio"])
+@pytest.mark.parametrize("value", ["x", math.nan, math.inf, [1.0]])
+def test_numbers_are_checked(name, value):
+    with pytest.raises(ModelError, match=f"`{name}` must be a finite number"):
+        optimizers.Muon(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["rms_rate", "adam_lr_ratio"])
+def test_factors_of_steps_are_not_negative(name):
+    with pytest.raises(ModelError, match=f"`{name}` must be .* at least 0"):
+        optimizers.Muon(**{name: -1.0})
+
+
+def test_coefficients_may_be_an_array():
+    weights = {"w": jnp.ones((4, 4)) + jnp.eye(4)}
+    steps = []
+    for given in (np.array([(3.4445, -4.775, 2.0315)]), [(3.4445, -4.775, 2.0315)]):
+        optimizer = optimizers.Muon(1.0, coefficients=given)
+        steps.append(optimizer.update(weights, optimizer.init(weights), weights)[0]["w"])
+    np.testing.assert_array_equal(*steps)

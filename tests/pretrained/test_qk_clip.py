@@ -160,9 +160,11 @@ def test_options_that_it_cannot_have(changes, message):
 
 def test_frozen_weights_accumulation_and_own_steps_are_errors():
     of = config(qk_clip=LIMIT)
-    with pytest.raises(ModelError, match="`gradient_accumulation_steps` is another"):
+    with pytest.raises(ModelError, match="which `gradient_accumulation_steps` does not know"):
         trained(of, optimizer=kd.optimizers.Muon(0.02, gradient_accumulation_steps=2))
-    with pytest.raises(ModelError, match="`train_step` is another"):
+    with pytest.raises(ModelError, match="which `use_ema` does not know"):
+        trained(of, optimizer=kd.optimizers.LossScaleOptimizer(kd.optimizers.Muon(0.02, use_ema=True)))
+    with pytest.raises(ModelError, match="which `train_step` does not know"):
         trained(of, train_step=lambda state, batch, rngs: (state, {}))
     decoder = Decoder(of)
     decoder.build(TOKENS.shape)
