@@ -69,7 +69,8 @@ class Muon(Optimizer):
         rms_rate: the root mean square of a step, near Adam's (Moonlight, https://arxiv.org/abs/2502.16982); None for no
             scaling.
         exclude: as `exclude_layers`.
-        include: regular expressions; weights whose path one is found in are matrices, also heads and embeddings.
+        include: regular expressions; weights whose path one is found in are matrices, also heads and embeddings,
+            whatever `exclude` says.
         coefficients: `(muon_a, muon_b, muon_c)` of each step, the last for further steps, or `"polar_express"`.
         ns_dtype: dtype of the exchange and of the Newton-Schulz steps, such as `"bfloat16"`; by default the weight's.
         neuron_beta: decay of the mean square of the steps of each output, by whose root they are divided; the norm of
@@ -166,6 +167,9 @@ class Muon(Optimizer):
             if found is None:
                 summary = f"Muon: `include` matches {path!r}, whose inputs and outputs are not known"
                 fix = 'name them in its layer: add_weight(..., dim_names=("inputs", "outputs"))'
+                fix = (
+                    fix if len(shape) > 1 else "choose kernels alone, as by include=['head/kernel']"
+                )
                 raise ModelError(summary, given=f"shape {tuple(shape)}, dims named {tuple(names)}", fix=fix)
             return found
         is_vector = not any(names[leading(names) :]) and path.rpartition("/")[2] in _VECTORS

@@ -229,7 +229,7 @@ def test_patterns_exclude_and_include():
 
 def test_a_weight_of_unknown_dims_cannot_be_included():
     model = kd.Sequential([kd.Input((4,)), layers.Dense(4, name="dense")])
-    with pytest.raises(kd.errors.ModelError, match="`include` matches 'dense/bias', whose inputs and outputs"):
+    with pytest.raises(ModelError, match=r"(?s)`include` matches 'dense/bias', whose inputs.*choose kernels alone"):
         model.compile(optimizers.Muon(0.01, include=["bias"]), "mse")
         model.fit(np.ones((8, 4)), np.ones((8, 4)), verbose=0)
 
