@@ -167,9 +167,7 @@ class Muon(Optimizer):
             if found is None:
                 summary = f"Muon: `include` matches {path!r}, whose inputs and outputs are not known"
                 fix = 'name them in its layer: add_weight(..., dim_names=("inputs", "outputs"))'
-                fix = (
-                    fix if len(shape) > 1 else "choose kernels alone, as by include=['head/kernel']"
-                )
+                fix = fix if len(shape) > 1 else "choose kernels alone, as by include=['head/kernel']"
                 raise ModelError(summary, given=f"shape {tuple(shape)}, dims named {tuple(names)}", fix=fix)
             return found
         is_vector = not any(names[leading(names) :]) and path.rpartition("/")[2] in _VECTORS
