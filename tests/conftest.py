@@ -92,10 +92,12 @@ shardy.subprocess = types.SimpleNamespace(  # type: ignore[assignment]
     run=origins_in_this_process, SubprocessError=subprocess.SubprocessError
 )
 
-hypothesis.settings.register_profile("dev", max_examples=10, deadline=None, derandomize=True)
-hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True)
-# A round of `make soak` in CI follows a thorough `make test`.
-hypothesis.settings.load_profile("ci" if soak.LARGE or (os.environ.get("CI") and not soak.ROUNDS) else "dev")
+# In CI a round of `make soak` follows a thorough `make test-all`.
+_EXAMPLES = {"dev": 10, "ci": 20, "large": 50}
+for _name, _count in _EXAMPLES.items():
+    hypothesis.settings.register_profile(_name, max_examples=_count, deadline=None, derandomize=True)
+_IS_CI = os.environ.get("CI") and not soak.ROUNDS
+hypothesis.settings.load_profile("large" if soak.LARGE else "ci" if _IS_CI else "dev")
 
 
 @pytest.hookimpl(optionalhook=True)

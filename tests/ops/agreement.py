@@ -14,7 +14,7 @@ import keras_dist as kd
 from tests.parity.compare import TOLERANCE, assert_close, compare, values_and_gradients
 
 properties = hypothesis.settings(
-    max_examples=10 if os.environ.get("CI") else 3, deadline=None, phases=[hypothesis.Phase.generate]
+    max_examples=5 if os.environ.get("CI") else 3, deadline=None, phases=[hypothesis.Phase.generate]
 )
 """Both libraries are traced for each example, of each operation: fewer than the profile's, and none again."""
 
