@@ -172,6 +172,23 @@ def test_training_is_that_of_one_device(name):
         np.testing.assert_allclose(weight, single[path], atol=1e-4 * np.abs(single[path]).max(), err_msg=path)
 
 
+@pytest.mark.parametrize("neuron_beta", [None, 0.95])
+def test_a_training_resumes_on_another_mesh_to_rounding(tmp_path, neuron_beta):
+    found = []
+    for there in ("fully sharded", "Megatron"):
+        kd.set_random_seed(0)
+        folder = tmp_path / there.replace(" ", "-")
+        for name, epochs in (("fully sharded", 1), (there, 2)):
+            with TRAINED[name][0](config()).scope():
+                model = Decoder(config())
+            model.compile(optimizers.Muon(0.02, neuron_beta=neuron_beta), "causal_lm")
+            backup = kd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+            fit = model.fit(TOKENS, TOKENS, batch_size=8, epochs=epochs, verbose=0, callbacks=[backup])
+        assert fit.epoch[-1] == 1
+        found.append(fit.history["loss"][-1])
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
 def test_a_stack_a_scan_and_layers_take_the_same_steps():
     found = []
     for scan in (False, True):
