@@ -223,7 +223,10 @@ def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
 def _template_of(folder: pathlib.Path, config: Mapping[str, Any]) -> str:
     """Return the template of a folder: of several the one named `default`."""
     path = folder / "chat_template.jinja"
-    found = path.read_text("utf-8") if path.exists() else config.get("chat_template")
+    try:
+        found = path.read_text("utf-8") if path.exists() else config.get("chat_template")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{str(path)!r} cannot be read", given=cause(error)) from error
     if isinstance(found, list):
         named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
         found = named.get("default")

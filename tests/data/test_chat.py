@@ -153,13 +153,16 @@ def test_what_is_no_conversation_is_an_error(tmp_path, source, message):
 
 def test_files_and_arguments_that_cannot_be_used_are_errors(tmp_path):
     place, conversations = folder(tmp_path), [CONVERSATIONS["two turns"]]
-    (tmp_path / "a.jsonl").write_text("[]\n{")
+    unreadable = tmp_path / "unreadable"
+    unreadable.mkdir()
+    (unreadable / "chat_template.jinja").write_bytes(b"\xff")
     cases = {
         "line 2 of .* is not JSON": lambda: kd.data.chat(tmp_path / "a.jsonl", place, messages="x"),
         "`length` must be": lambda: kd.data.chat(conversations, place, length=1),
         "`train_on` must be": lambda: kd.data.chat(conversations, place, train_on="user"),
         "the template cannot be compiled": lambda: kd.data.chat(conversations, place, template="{% if %}"),
         "`template` must be a text of at most 1 MiB": lambda: kd.data.chat(conversations, place, template="a" * 2**21),
+        "chat_template.jinja' cannot be read": lambda: kd.data.chat(conversations, folder(unreadable)),
         "tokenizer.json' cannot be read": lambda: kd.data.chat(conversations, tmp_path / "nowhere"),
     }
     (tmp_path / "a.jsonl").write_text('[{"role": "user", "content": "a"}]\n{')
