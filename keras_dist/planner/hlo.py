@@ -58,10 +58,10 @@ class Program:
         """
         found: list[Collective] = []
         run = list(_run(self.entry))
-        started = {_channel(each) for each, _, _ in run if _is_start(each)}
+        started = {_origin(each) for each, _, _ in run if _is_start(each)}
         for instruction, turns, name in run:
             kind, groups = _exchange(instruction, mesh, slices)
-            is_again = _channel(instruction) in started and not any(map(_is_start, instruction.users))
+            is_again = _origin(instruction) in started and not any(map(_is_start, instruction.users))
             if kind is not None and groups.shape[1] > 1 and not is_again:
                 given = sum(operand.nbytes for operand in instruction.operands)
                 nbytes = given * groups.shape[1] if kind == "all_gather" else given
@@ -167,10 +167,14 @@ def _is_start(instruction: Instruction) -> bool:
     return instruction.attribute(r'custom_call_target="(\w+)"') == "AsyncCollectiveStart"
 
 
-def _channel(instruction: Instruction) -> str:
-    """Return the channel of a collective, or of the one that this starts; empty for other instructions."""
+def _origin(instruction: Instruction) -> tuple[str, str, int]:
+    """Return what the parts of an asynchronous collective have in common, of a collective or of the one it starts.
+
+    The collectives of all `shard_map`s have one channel.
+    """
     collective = instruction.operands[0] if _is_start(instruction) else instruction
-    return collective.attribute(r"channel_id=(\d+)")
+    channel, chain = (collective.attribute(rf"{name}=\"?(\d+)") for name in ("channel_id", "chain_id"))
+    return channel, chain, collective.nbytes
 
 
 def _axes(groups: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:

@@ -330,8 +330,12 @@ def test_kernels_are_counted_by_name_and_their_metadata_ends_no_computation():
     assert program.flops() == 3 * 2 * 16
 
 
-def test_an_asynchronous_collective_in_three_fusions_counts_once():
-    """As libtpu 0.0.42 writes it: the gather is in start, overlapping step and end; a second gather is apart."""
+@pytest.mark.parametrize(("channel", "chain"), [(12, ""), (11, ', frontend_attributes={chain_id="0"}')])
+def test_an_asynchronous_collective_in_three_fusions_counts_once(channel, chain):
+    """As libtpu 0.0.42 writes it: the gather is in start, overlapping step and end; a second gather is apart.
+
+    All collectives of `shard_map`s have one channel.
+    """
     gather = (
         "all-gather({}), channel_id={}, replica_groups={{{{0,1}}}}, dimensions={{0}}, "
         'metadata={{op_name="jit(train)/sharding_constraint"}}'
@@ -339,19 +343,19 @@ def test_an_asynchronous_collective_in_three_fusions_counts_once():
     text = f"""
 %start (w: bf16[8,16]) -> (bf16[8,16], bf16[16,16], u32[]) {{
   %w = bf16[8,16]{{1,0}} parameter(0)
-  %g.1 = bf16[16,16]{{1,0}} {gather.format("%w", 11)}
+  %g.1 = bf16[16,16]{{1,0}} {gather.format("%w", 11)}{chain}
   ROOT %s = (bf16[8,16]{{1,0}}, bf16[16,16]{{1,0}}, u32[]) custom-call(%g.1), custom_call_target="AsyncCollectiveStart"
 }}
 %between (w: bf16[8,16], out: bf16[16,16]) -> (bf16[8,16], bf16[16,16]) {{
   %w = bf16[8,16]{{1,0}} parameter(0)
   %out = bf16[16,16]{{1,0}} parameter(1)
-  %g.2 = bf16[16,16]{{1,0}} {gather.format("%w", 11)}
+  %g.2 = bf16[16,16]{{1,0}} {gather.format("%w", 11)}{chain}
   ROOT %t = (bf16[8,16]{{1,0}}, bf16[16,16]{{1,0}}) tuple(%w, %g.2)
 }}
 %end (w: bf16[8,16], out: bf16[16,16]) -> bf16[16,16] {{
   %w = bf16[8,16]{{1,0}} parameter(0)
   %out = bf16[16,16]{{1,0}} parameter(1)
-  %g.3 = bf16[16,16]{{1,0}} {gather.format("%w", 11)}
+  %g.3 = bf16[16,16]{{1,0}} {gather.format("%w", 11)}{chain}
   ROOT %d = bf16[16,16]{{1,0}} custom-call(%w, %out, %g.3), custom_call_target="AsyncCollectiveDone"
 }}
 ENTRY %main (w: bf16[8,16]) -> (bf16[16,16], bf16[16,16]) {{
@@ -361,7 +365,7 @@ ENTRY %main (w: bf16[8,16]) -> (bf16[16,16], bf16[16,16]) {{
   %y = bf16[16,16]{{1,0}} get-tuple-element(%a), index=1
   %b = (bf16[8,16]{{1,0}}, bf16[16,16]{{1,0}}) fusion(%x, %y), kind=kOutput, calls=%between
   %c = bf16[16,16]{{1,0}} fusion(%x, %y), kind=kCustom, calls=%end
-  %plain = bf16[16,16]{{1,0}} {gather.format("%w", 12)}
+  %plain = bf16[16,16]{{1,0}} {gather.format("%w", channel)}
   ROOT %r = (bf16[16,16]{{1,0}}, bf16[16,16]{{1,0}}) tuple(%c, %plain)
 }}"""
     found = parse_program(text).collectives({"data": 2})
