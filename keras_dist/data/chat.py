@@ -13,7 +13,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -96,7 +96,8 @@ def chat(
             f"chat: of {total} conversations, {cut} are longer than {length} tokens and cut after an answer, and "
             f"{dropped} left out, as no answer fits"
         )
-    return pack(encoded, length, pad_id=door.pad_id, overlong="error", loss_mask="weights")  # type: ignore[return-value]
+    rows = pack(encoded, length, pad_id=door.pad_id, overlong="error", loss_mask="weights")
+    return cast("PackedRows", rows)  # since the source has a length
 
 
 class _Door:
@@ -245,7 +246,7 @@ def _compiled(text: str) -> Any:
     class Generation(ext.Extension):
         """Marks what is between `{% generation %}` and `{% endgeneration %}`."""
 
-        tags = {"generation"}  # noqa: RUF012, as jinja2 declares it
+        tags: ClassVar[set[str]] = {"generation"}
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
