@@ -149,7 +149,8 @@ class ModuleGraph:
             return trainable, rest
         module = self.merge(trainable, rest)
         for _, node in nnx.iter_graph(module):
-            getattr(node, _HOOK, tuple)()
+            if hasattr(type(node), _HOOK):
+                getattr(node, _HOOK)()
         return self.split(module)
 
     def merge(self, trainable: PyTree, rest: PyTree) -> Any:
