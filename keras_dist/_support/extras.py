@@ -18,6 +18,7 @@ PACKAGES = {
     "keras": "h5py keras",
     "mlflow": "mlflow",
     "plot": "matplotlib",
+    "quantize": "qwix",
     "tensorboard": "tensorboardX",
     "tokenizers": "tokenizers",
     "tpu": "'jax[tpu]'",

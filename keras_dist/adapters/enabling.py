@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from keras_dist._support.arguments import check_number, check_optional, check_size
 from keras_dist.adapters.adaptable_model import AdaptableModel, Adapters
@@ -11,9 +11,12 @@ from keras_dist.adapters.choosing import LISTED, Candidate, by_rules, chosen
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.base.lora import Adapted, Factors, owner_of
+from keras_dist.layers.base.quantized import dequantize_weight
 from keras_dist.training.built_model import BuiltModel
-from keras_dist.training.lora_modules import ROOT, Factor, add_factors
+from keras_dist.training.lora_modules import ROOT, Factor, add_factors, factors_in
 from keras_dist.training.lora_weights import merged_weights
+from keras_dist.training.quantized_modules import remove_scales
+from keras_dist.training.quantized_weights import QuantizedWeight
 from keras_dist.variables.variable import Variable
 
 
@@ -136,9 +139,9 @@ def _check_free(model: AdaptableModel, built: BuiltModel) -> None:
 def merge_lora(model: AdaptableModel) -> None:
     """Add the updates of LoRA to their weights, on the devices, and remove the factors.
 
-    The sums have the dtype of the weights. The model computes the same, and trains the weights that it trained
-    before `enable_lora`. The optimizer of a compiled model is reset; `fit` warns if it had taken steps. Updates of
-    layers on which `enable_lora` was called are merged, too.
+    The sums have the dtype of the weights; weights that were quantized have the dtype from before. The model computes
+    the same, and trains the weights that it trained before `enable_lora`. The optimizer of a compiled model is reset;
+    `fit` warns if it had taken steps. Updates of layers on which `enable_lora` was called are merged, too.
 
     Raises:
         ModelError: the model has no adapters, or is being trained.
@@ -148,18 +151,27 @@ def merge_lora(model: AdaptableModel) -> None:
     if not merged:
         raise ModelError("merge_lora: the model has no adapters", fix="model.enable_lora(rank=8, layers='.*/query')")
     model._check_idle("merge_lora")
+    quantized = {path: one for path, one in merged.items() if isinstance(one.weight, QuantizedWeight)}
     with built.cell.lock:
-        for one in merged.values():
+        sums = {path: one.sum(built.cell) for path, one in quantized.items()}
+        for one in (one for path, one in merged.items() if path not in quantized):
             one.merge(built.cell)
     layers = {one.path: one.layer for one in merged.values() if one.layer is not None}
 
     def remove() -> None:
-        for layer in layers.values():
+        for path, layer in layers.items():
+            if path in quantized:
+                dequantize_weight(owner_of(layer), layer.lora_names[0])
             layer.remove_factors()
         for variable in () if adapters is None else adapters.frozen:
             variable.freeze(False)
 
-    change: Callable[[], None] = remove if layers else functools.partial(delattr, built.model, ROOT)
+    def remove_from_module() -> None:
+        remove_scales(built.model, {one.parts for one in factors_in(built.model)})
+        delattr(built.model, ROOT)
+
+    change = remove if layers else remove_from_module
     trainable = model._record.source and model._record.source.trainable
     model._change_weights({"": built.model, **_owners(layers)}, change, trainable)
+    built.cell.write_all({built.cell.index(path): value for path, value in sums.items()})
     model._record.adapters = None

@@ -23,6 +23,7 @@ from keras_dist.layers import ReversibleEmbedding
 from keras_dist.layers.base.lora import LoraLayer, factor_dims
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.lora_weights import MergedWeight, merged_weights
+from keras_dist.training.quantized_weights import quantized_weights
 
 _NAMES_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")  # as in peft.utils.transformers_weight_conversion
 
@@ -234,6 +235,7 @@ def _groups(model: AdaptableModel, built: BuiltModel, weight_map: WeightMap | No
     """Return the form in files of each weight that LoRA can adapt, in groups of one module."""
     candidates = {one.weight: one for one in candidates_in(built) if one.dims}
     shapes = {path: built.cell.row(path).shape for path in candidates}
+    shapes |= {path: one.shape for path, one in quantized_weights(built).items()}
     pieces, _ = (weight_map or model._map_of_base() or WeightMap()).pieces_of(shapes)
     found: list[Form] = []
     for path, one in candidates.items():

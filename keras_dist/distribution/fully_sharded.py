@@ -105,6 +105,11 @@ class FullySharded(RuleBased):
         base = TensorLayout.replicated(len(variable.shape), self.device_mesh) if by_rule is None else by_rule
         if nbytes_of(variable) < self.min_size_bytes:
             return base
+        follower = getattr(variable, "factor_of", None)
+        if follower is not None and None not in follower[1]:  # scales of a quantized weight, which are read with it
+            followed = self._following(variable, self.get_variable_layout)
+            if followed is not None and self.axis in followed.axes:
+                return followed
         sharded = base.shard_largest_dim(variable.shape, self.axis)
         if sharded is None:
             return base

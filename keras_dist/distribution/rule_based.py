@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
 
 from keras_dist._support import dim_names
@@ -89,7 +89,8 @@ class RuleBased(Distribution):
 
         In this order: the layout assigned to the variable object, as in Keras; the rules of the map; the model's own
         layout; `axis_names` of dims that its layer names; for a statistic, the parameter of the same shape beside it
-        (BatchNorm's `scale` for `mean`); for a factor of LoRA, the weight that it adapts, dim by dim.
+        (BatchNorm's `scale` for `mean`); for a factor of LoRA, or the scales of a quantized weight, that weight, dim
+        by dim.
         """
         assigned = getattr(variable, "_layout", None)
         if assigned is not None:
@@ -108,14 +109,24 @@ class RuleBased(Distribution):
             layout = self._decided(parameter)
             if layout is not None:
                 return layout.because(f"follows {parameter.path}")
+        return self._following(variable, self._decided)
+
+    def _following(
+        self, variable: Any, layout_of: Callable[[VariableSpec], TensorLayout | None]
+    ) -> TensorLayout | None:
+        """Return the layout of the weight that a variable follows, dim by dim; None for other variables."""
         factor_of = getattr(variable, "factor_of", None)
-        if factor_of is not None:
-            weight, dims = cast("tuple[VariableSpec, tuple[int | None, ...]]", factor_of)
-            layout = self._decided(weight)
-            if layout is not None:
-                axes = [None if dim is None else layout.axes[dim] for dim in dims]
-                return TensorLayout(axes, layout.device_mesh).because(f"follows {weight.path}")
-        return None
+        if factor_of is None:
+            return None
+        weight, dims = cast("tuple[VariableSpec, tuple[int | None, ...]]", factor_of)
+        layout = layout_of(weight)
+        if layout is None:
+            return None
+        axes = [None if dim is None else layout.axes[dim] for dim in dims]
+        sizes = zip(axes, variable.shape, strict=True)
+        # scales of a quantized weight may be too few for an axis
+        axes = [None if size % self.device_mesh.axis_size(axis_tuple(axis)) else axis for axis, size in sizes]
+        return TensorLayout(axes, layout.device_mesh).because(f"follows {weight.path}")
 
 
 def _check_axis_names(axis_names: Any, mesh: DeviceMesh) -> dict[str, str | tuple[str, ...] | None]:

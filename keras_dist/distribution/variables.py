@@ -43,8 +43,8 @@ class VariableSpec:
         aliases: other paths of the same array.
         beside: for a statistic, the parameters of the same module and shape.
         own: the model's own layout.
-        factor_of: for a factor of LoRA, the weight that it adapts, and for each dim the dim of the weight; None for the
-            rank.
+        factor_of: for a factor of LoRA, or the scales of a quantized weight, that weight, and for each dim the dim of
+            the weight; None for the rank.
         keras_path: path of the variable in Keras, where it differs from `path`.
         is_frozen: whether it is a parameter that no gradient trains, because adapters do.
         dim_names: names that the layer gives to dims, see `_support.dim_names`; empty if it gives none.

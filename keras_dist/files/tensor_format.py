@@ -35,6 +35,7 @@ TYPES = {
     "I32": "int32",
     "U64": "uint64",
     "I64": "int64",
+    "F8_E4M3": "float8_e4m3fn",
     "F16": "float16",
     "BF16": "bfloat16",
     "F32": "float32",

@@ -21,6 +21,7 @@ from keras_dist.formats.weight_map import WeightMap
 from keras_dist.formats.weight_pieces import Parts, Piece, load_piece
 from keras_dist.formats.weight_transforms import Shape
 from keras_dist.training.lora_weights import MergedWeight
+from keras_dist.training.quantized_weights import QuantizedWeight
 from keras_dist.training.state_cell import StateCell
 
 
@@ -133,7 +134,7 @@ class MappedWeights:
 
     def _part(self, path: str, piece: Piece) -> np.ndarray:
         weight = self._weights[path]
-        if isinstance(weight, MergedWeight):
+        if isinstance(weight, MergedWeight | QuantizedWeight):
             return weight.numpy()[piece.region]
         return host_copy(self._cell.read(path), piece.region)
 

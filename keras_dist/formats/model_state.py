@@ -30,8 +30,9 @@ from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.progress import Progress
 
 TRAINING, CONFIG, COMPILE, POLICY, LORA = "training", "config", "compile", "policy", "lora"
+QUANTIZED = "quantized"
 """The documents of a snapshot: progress of the training, config of the model, arguments of `compile`, the dtype policy
-under which the code of the model creates layers, and arguments of `enable_lora`."""
+under which the code of the model creates layers, arguments of `enable_lora`, and modes of quantized weights by path."""
 
 _PARTS_READ, _PART_BYTES = 8, 16 * 2**20
 """Arrays are read by eighths of their bytes, so that not all of them are there twice; what is small is read at once."""

@@ -21,9 +21,17 @@ from keras_dist.files.drafts import writing_to
 from keras_dist.files.tensor_format import INDEX_SUFFIX, SUFFIX, index_path, nbytes
 from keras_dist.files.tensor_reader import TensorReader
 from keras_dist.files.tensor_writer import TensorWriter, grouped
-from keras_dist.formats.array_store import check_narrowed, is_narrower, narrowed, set_array, warn_unchecked
+from keras_dist.formats.array_store import (
+    check_narrowed,
+    is_narrower,
+    narrowed,
+    release_after,
+    set_array,
+    warn_unchecked,
+)
 from keras_dist.formats.load_report import LoadReport, listed, misfit
 from keras_dist.formats.mapped_files import MappedFile, MappedWeights
+from keras_dist.formats.quantized_files import DequantizedFile
 from keras_dist.formats.save_formats import (
     FOLDER_SUFFIX,
     check_file_path,
@@ -40,6 +48,7 @@ from keras_dist.jobs.job import is_chief
 from keras_dist.jobs.rendezvous import Rendezvous
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.lora_weights import MergedWeight, factor_paths
+from keras_dist.training.quantized_weights import QuantizedWeight, quantized_weights
 from keras_dist.training.state_cell import StateCell
 
 _PREFIX = "variables/"
@@ -75,6 +84,8 @@ def save_weights(
     factors = factor_paths(built, merged)
     by_path = _lasting(built, weights)
     written = {path: merged.get(path, weight) for path, weight in by_path.items() if path not in factors}
+    stored = () if weight_map is not None else [path for path in by_path if path not in merged]
+    written = _dequantized(built, written, stored)
     source = MappedWeights(path, built.cell, written, weight_map or WeightMap(), checked_dtype(dtype))
     groups = grouped({name: nbytes(array) for name, array in source.arrays.items()}, max_bytes)
     metadata = {} if weight_map is None else _PYTORCH
@@ -130,19 +141,22 @@ def load_weights(
     merged: Mapping[str, MergedWeight],
 ) -> LoadReport:
     """Set the weights of a model of this name to those in files, or in a folder; see `Model.load_weights`."""
-    reader = _reader(filepath, built)
+    reader = _reader(filepath, built, TensorReader if weight_map is None else DequantizedFile)
     factors = factor_paths(built, merged)
     by_path = _lasting(built, weights)
     wanted = {path: weight for path, weight in by_path.items() if path not in factors or path in reader.shapes}
     if isinstance(reader, _Folder):
         check_no_map("load_weights", reader.path, weight_map)
+    if not isinstance(reader, _Folder):
+        stored = [path for path in by_path if weight_map is None and f"{path}_scale" in reader.shapes]
+        wanted = _dequantized(built, wanted, stored)
     shapes = {path: weight.shape for path, weight in wanted.items()}
     source = MappedFile(reader.shapes, weight_map or WeightMap(), shapes)
     report = _compared(model, wanted, source, reader, strict)
     if isinstance(reader, _Folder):
         reader.assign({path: wanted[path] for path in report.loaded})
     else:
-        _set(built.cell, reader, source, report.loaded)
+        _set(built.cell, reader, source, {path: wanted[path] for path in report.loaded})
     for path in report.loaded:
         if path in merged and built.path_of(merged[path].factors[1]) not in wanted:
             merged[path].forget()
@@ -152,34 +166,46 @@ def load_weights(
     return report
 
 
-def _set(cell: StateCell, reader: TensorReader, source: MappedFile, paths: Sequence[str]) -> None:
-    """Set weights; if an error is raised, none is set."""
+def _dequantized(built: BuiltModel, weights: Mapping[str, Any], stored: Iterable[str]) -> dict[str, Any]:
+    """Return weights with quantized ones in floating point and without scales, except those `stored` as they are."""
+    quantized = {path: one for path, one in quantized_weights(built).items() if path not in {*stored}}
+    scales = {one.scale_path for one in quantized.values()}
+    kept = {path: weight for path, weight in weights.items() if path not in scales}
+    return kept | {path: one for path, one in quantized.items() if kept.get(path) is one.values}
+
+
+def _set(cell: StateCell, reader: TensorReader, source: MappedFile, weights: Mapping[str, Any]) -> None:
+    """Set weights by path; if an error is raised, none is set."""
 
     def check() -> None:
         source.check_tied(reader)
-        reader.check(source.names_of(paths))
-        for path in paths:
+        reader.check(source.names_of(weights))
+        for path, weight in weights.items():
             for name in source.names_of([path]):
-                check_narrowed(reader, name, cell.row(path).dtype)
+                check_narrowed(reader, name, weight.dtype)
 
     Rendezvous("a load of weights").each(check)
-    for path in paths:
-        parts = source.open(reader, path, cell.row(path).shape)
-        set_array(cell, cell.place(path), parts.__getitem__, reader, path)
+    for path, weight in weights.items():
+        parts = source.open(reader, path, weight.shape)
+        if isinstance(weight, QuantizedWeight):
+            weight.set(cell, parts.__getitem__)
+            release_after(cell.row(path).nbytes)
+        else:
+            set_array(cell, cell.place(path), parts.__getitem__, reader, path)
 
 
-def _reader(filepath: str | os.PathLike[str], built: BuiltModel) -> TensorReader | _Folder:
-    """Return what reads the weights at this path."""
+def _reader(filepath: str | os.PathLike[str], built: BuiltModel, kind: type[TensorReader]) -> TensorReader | _Folder:
+    """Return what reads the weights at this path: of files of safetensors a reader of this kind."""
     folder = folder_path(os.fspath(filepath)) if isinstance(filepath, str | os.PathLike) else None
     if folder is not None and refreshed(folder).is_dir():
         file = None if in_bucket(folder) else _file_in(folder)
-        return _Folder(folder, built) if file is None else TensorReader("load_weights", file)
+        return _Folder(folder, built) if file is None else kind("load_weights", file)
     is_folder = str(filepath).endswith("/") or (folder is not None and folder.suffix in ("", FOLDER_SUFFIX))
     if folder is not None and folder.name and is_folder and not folder.exists():
         given = f"filepath={shorten(filepath)}, which is {str(absolute(folder))!r}"
         fix = f"correct the path: of a folder, or of a file that ends in '{SUFFIX}', '.weights.h5' or '.keras'"
         raise FileMissingError(f"load_weights: the folder {str(filepath)!r} does not exist", given=given, fix=fix)
-    return TensorReader("load_weights", weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX)))
+    return kind("load_weights", weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX)))
 
 
 def _file_in(folder: pathlib.Path) -> pathlib.Path | None:

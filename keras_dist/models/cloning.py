@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import PyTree, Shape
+from keras_dist.adapters.quantizing import modes_of
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Input, Layer
 from keras_dist.layers.base.other_frameworks import check_is_ours
@@ -67,6 +69,8 @@ def clone_model(
         raise _misfit("call_function", call_function, model, "a functional model")
     with on_mesh_of(model):
         clone = _cloned(model, input_tensors, clone_function, call_function, recursive)
+    for path, mode in {} if model._built is None else modes_of(model._built).items():
+        clone.quantize(mode, re.escape(path))
     if model._record.adapters is not None:
         clone._with_weights()
         clone.enable_lora(**model._record.adapters.arguments())

@@ -17,10 +17,11 @@ from flax import traverse_util
 from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.jax_internals import is_key_dtype, key_impl
+from keras_dist.adapters.quantizing import modes_of, quantize_unread
 from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.errors import CheckpointWarning, ConfigError, ModelError, shorten
 from keras_dist.formats.keras_files import Description
-from keras_dist.formats.model_state import COMPILE, CONFIG, LORA, POLICY, names_of
+from keras_dist.formats.model_state import COMPILE, CONFIG, LORA, POLICY, QUANTIZED, names_of
 from keras_dist.layers.base.layer_record import layers_inside
 from keras_dist.mixed_precision import under_policy
 from keras_dist.models.config import check_described, check_not_of_keras
@@ -46,7 +47,8 @@ def documents_of(model: ModelBase) -> dict[str, Any]:
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
     if not model._with_weights().cell.graph.is_foreign:
         documents = {CONFIG: _written_model(model), **documents}
-    adapters = model._record.adapters
+    modes, adapters = modes_of(model._with_weights()), model._record.adapters
+    documents |= {QUANTIZED: modes} if modes else {}
     return documents if adapters is None else {**documents, LORA: adapters.arguments()}
 
 
@@ -166,8 +168,8 @@ def reduced(model: ModelBase, protocol: SupportsIndex = 4) -> tuple[Any, ...]:
         with model.at_rest():
             arrays = [host_copy(array) for array in built.cell.arrays]
         state = (built.seed, built.fits, dict(zip(names_of(built), arrays, strict=True)))
-    adapters = model._record.adapters
-    return _unpickled, (custom_objects, *documents, state, adapters and adapters.arguments())
+    adapters, modes = model._record.adapters, {} if state is None else modes_of(model._with_weights())
+    return _unpickled, (custom_objects, *documents, state, adapters and adapters.arguments(), modes)
 
 
 def copied(model: ModelBase, memo: Any = None) -> Any:
@@ -178,7 +180,9 @@ def copied(model: ModelBase, memo: Any = None) -> Any:
         return make(*arguments)
 
 
-def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, state: Any, lora: Any = None) -> Any:
+def _unpickled(
+    custom_objects: Any, config: Any, compiled: Any, policy: Any, state: Any, lora: Any = None, modes: Any = None
+) -> Any:
     with under_policy(policy):
         with one_config_read():
             model = deserialize_keras_object(config, custom_objects)
@@ -187,6 +191,8 @@ def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, sta
     if state is not None:
         seed, fits, values = state
         built = model._with_weights()
+        if modes:
+            quantize_unread(model, modes)
         if lora:
             model.enable_lora(**lora)
         built.use_seed(seed)

@@ -12,6 +12,7 @@ from typing import Any
 
 from flax import nnx
 
+from keras_dist.adapters.quantizing import quantize_unread
 from keras_dist.checkpoint import Stored
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.errors import CheckpointError, ConfigError, ModelError, shorten
@@ -21,7 +22,16 @@ from keras_dist.formats.keras_archives import is_keras_folder
 from keras_dist.formats.keras_configs import from_keras
 from keras_dist.formats.keras_files import OF_CONFIG, Check, Description, config_read, load_keras
 from keras_dist.formats.load_report import LoadReport
-from keras_dist.formats.model_state import COMPILE, CONFIG, LORA, POLICY, check_shapes, restore, seed_and_fits
+from keras_dist.formats.model_state import (
+    COMPILE,
+    CONFIG,
+    LORA,
+    POLICY,
+    QUANTIZED,
+    check_shapes,
+    restore,
+    seed_and_fits,
+)
 from keras_dist.formats.save_formats import archive_path, model_folder, refuse_legacy
 from keras_dist.formats.weights_files import files_of_others
 from keras_dist.mixed_precision import under_policy
@@ -122,8 +132,13 @@ def _load_stored(stored: Stored, compile: bool, make: Callable[..., Model] | Non
             config = stored.document(CONFIG)
             with _reading(stored, CONFIG):
                 model = _of_config(config)
-                built = model._with_weights()
-            check_shapes(stored, built.cell.graph.specs)
+                model._with_weights()
+        if stored.has(QUANTIZED):
+            modes = stored.document(QUANTIZED)
+            with _reading(stored, QUANTIZED):
+                quantize_unread(model, modes)
+        if make is None:
+            check_shapes(stored, model._with_weights().cell.graph.specs)
         if stored.has(LORA):
             lora = stored.document(LORA)
             with _reading(stored, LORA):

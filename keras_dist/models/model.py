@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from flax import nnx
 
 from keras_dist._support.types import PyTree
-from keras_dist.adapters import enabling, peft_saving
+from keras_dist.adapters import enabling, peft_saving, quantizing
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.layers.base.other_frameworks import check_is_ours
@@ -207,6 +207,7 @@ class Model(ModelBase, metaclass=ModelType):
 
     enable_lora = enabling.enable_lora
     merge_lora = enabling.merge_lora
+    quantize = quantizing.quantize
     save_adapter = peft_saving.save_adapter
     load_adapter = peft_saving.load_adapter
 

@@ -31,8 +31,7 @@ from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.model_distribution import distribution_now, distribution_of_graph, initial_state, no_layout_yet
 from keras_dist.serialization import deserialize_keras_object
 from keras_dist.training.built_model import BuiltModel
-from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
-from keras_dist.training.lora_modules import in_nodes
+from keras_dist.training.graph import ModuleGraph, Trainable, in_nodes, split_module, trace_factory
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Batch, Forward, ModuleCall
 from keras_dist.variables import call_context

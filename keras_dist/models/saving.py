@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_dist._support.arguments import check_flag
+from keras_dist.adapters.quantizing import modes_of
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.errors import ModelError
 from keras_dist.files.regular_files import explaining_missing
@@ -20,6 +22,7 @@ from keras_dist.formats.save_formats import check_fits_form, checked_size, forma
 from keras_dist.formats.weight_map import WeightMap
 from keras_dist.models import describing
 from keras_dist.models.model_base import ModelBase
+from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.lora_weights import merged_weights
 
 
@@ -100,6 +103,7 @@ def save_weights(
         weights_files.save_weights(built, model.weights, filepath, overwrite, max_shard_size, merged, *form)
     else:
         weights_files.check_no_map("save_weights", path, weight_map, dtype=dtype, config=config)
+        _check_not_quantized("save_weights", built, path)
         save_h5_weights(model, built, path, overwrite, checked_size(max_shard_size), objects_to_skip or ())
 
 
@@ -214,6 +218,8 @@ def save(
         ['d1/kernel', 'd1/bias']
     """
     form, path = format_of_model(filepath, zipped, save_format, unknown)
+    if form != "folder":
+        _check_not_quantized("save", model._with_weights(), path)
     if form != "folder" and model._record.adapters is not None:
         fix = "merge_lora() first; or save to a folder; or save_adapter, which saves the adapters alone"
         raise ModelError("save: files of Keras cannot hold adapters", given=f"{str(path)!r}", fix=fix)
@@ -223,6 +229,12 @@ def save(
         return
     description, built = describing.described(model), model._with_weights()
     save_keras(model, built, description, path, overwrite, form == "keras")
+
+
+def _check_not_quantized(method: str, built: BuiltModel, path: pathlib.Path) -> None:
+    if modes_of(built):
+        fix = "save to a folder, or weights to a file that ends in '.safetensors'"
+        raise ModelError(f"{method}: files of Keras cannot hold quantized weights", given=f"{str(path)!r}", fix=fix)
 
 
 def snapshot(model: ModelBase, *, with_config: bool = False) -> Snapshot:

@@ -20,7 +20,7 @@ from keras_dist.layers import Layer
 from keras_dist.layers.base.attributes import undone_on_error
 from keras_dist.layers.base.names import keras_paths, with_keras_paths
 from keras_dist.models.model_base import ModelBase
-from keras_dist.models.weight_creation import create_arrays, plan_arrays
+from keras_dist.models.weight_creation import create_arrays, creation_of, plan_arrays
 from keras_dist.training.graph import Trainable, positions_of, split_module
 from keras_dist.variables import call_context
 from keras_dist.variables.lending import Lendable
@@ -56,9 +56,9 @@ def change_weights(
         plan = built.distribution.plan_variables(graph.specs, graph.treedef)
         places = positions_of(built.model, graph.parts)
         plan_arrays(built.model, places, plan, int(seed))
-        if not plan.mesh.is_abstract:
+        if cell.has_arrays and not plan.mesh.is_abstract:
             create_arrays(places, plan.mesh)
-    built.extend(graph, plan)
+    built.extend(graph, plan, creation_of(model, plan, places, built.seed))
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -71,14 +71,9 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
     if before is not None:
         before.cell.leave()
 
-    def creation() -> None:
-        facts = facts_of_config("model", model)
-        origins = functools.partial(_origins, plan, positions, seed)
-        check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts, **origins()})
-        create_arrays(positions, plan.mesh)
-
     plan_arrays(model, positions, plan, seed)
-    cell = StateCell(graph, plan, positions, f"model {model.name!r}", None if plan.mesh.is_abstract else creation)
+    creation = None if plan.mesh.is_abstract else creation_of(model, plan, positions, seed)
+    cell = StateCell(graph, plan, positions, f"model {model.name!r}", creation)
     built = BuiltModel(cell=cell, distribution=distribution, seed=seed, model=model, compute_loss=compute_loss)
     built.label_variables()
     register_layers(model, before, built)
@@ -88,6 +83,20 @@ def create_weights(model: ModelBase, args: tuple[Any, ...], kwargs: dict[str, An
     if record.compile_config is not None:
         built.compile(record.compile_config)
     return built
+
+
+def creation_of(
+    model: ModelBase, plan: LayoutPlan, positions: Sequence[ArrayPosition], seed: int
+) -> Callable[[], None]:
+    """Return a function that creates the arrays at these positions, after all processes agree on them."""
+
+    def creation() -> None:
+        facts = facts_of_config("model", model)
+        origins = functools.partial(_origins, plan, positions, seed)
+        check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts, **origins()})
+        create_arrays(positions, plan.mesh)
+
+    return creation
 
 
 def _origins(plan: LayoutPlan, positions: Sequence[ArrayPosition], seed: int) -> dict[str, str]:

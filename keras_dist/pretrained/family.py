@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from keras_dist._support.arguments import LARGEST_SIZE, is_int, is_number
 from keras_dist.errors import ConfigError, UnknownNameError, cause, one_of, shorten
+from keras_dist.formats.quantized_files import is_readable
 from keras_dist.pretrained.config import DecoderConfig, NetworkConfig, Rotary, field_of
 from keras_dist.pretrained.config_values import wrong_value
 
@@ -160,7 +161,8 @@ class Family:
         named = [*missing, *wrong]
         missing += wrong.keys() - self.defaults.keys()
         later: list[str] = []
-        extra = {key: value for key, value in document.items() if key not in (*self.keys, *self.handled)}
+        left_out = {"quantization_config", *self.keys, *self.handled}  # `save` writes weights in floating point
+        extra = {key: value for key, value in document.items() if key not in left_out}
         given = {key: value for key, value in document.items() if key not in wrong}
         fields: dict[str, Any] = {field: self.defaults.get(key) for key, field in self.keys.items()}
         fields |= {field: given[key] for key, field in self.keys.items() if key in given} | dict(self.fixed)
@@ -231,10 +233,15 @@ class Family:
             yield re.sub(r"\w+(?==)", lambda match: names.get(f"{group}{match[0]}", match[0]), problem)  # noqa: B023
 
     def _unsupported(self, document: Document) -> Iterator[str]:
-        for key, supported in {**self.only, "quantization_config": (None,)}.items():
+        quantization = document.get("quantization_config")
+        if quantization is not None and not is_readable(quantization):
+            forms = "fp8 in blocks of 128 x 128, and nf4 of bitsandbytes"
+            yield f"quantization_config={shorten(quantization)} is not supported, only {forms}"
+        for key, supported in self.only.items():
             if document.get(key, supported[0]) not in supported:
                 yield f"{key}={shorten(document[key])} is not supported, only {' or '.join(map(repr, supported))}"
         known = {*HARMLESS, *self.keys, *self.handled, *self.defaults, *self.only, *self.harmless}
+        known.add("quantization_config")
         given = {**self.defaults, **document}
         slides = "sliding_window" in self.keys and given["sliding_window"] and given.get("use_sliding_window", True)
         for key, value in document.items():

@@ -16,12 +16,13 @@ import jax.numpy as jnp
 
 from keras_dist._support.arguments import argument_error, check_kind, check_option, check_path
 from keras_dist._support.types import DTypeLike
+from keras_dist.adapters.quantizing import quantize_unread
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ConfigError, FileMissingError, ModelError, cause, shorten
 from keras_dist.files.regular_files import read_regular
 from keras_dist.files.tensor_format import SUFFIX, index_path
-from keras_dist.files.tensor_reader import TensorReader
+from keras_dist.formats.quantized_files import DequantizedFile
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.pretrained.config import IMPLEMENTATIONS, DecoderConfig, EncoderConfig, NetworkConfig
 from keras_dist.pretrained.decoder import Decoder
@@ -46,6 +47,7 @@ def describe(
     remat: bool = False,
     attention: str = "auto",
     capacity_factor: float | None = None,
+    quantize: str | None = None,
 ) -> Network:
     """Return the network of a folder without its weights: only `config.json` is read, and nothing is allocated.
 
@@ -54,7 +56,7 @@ def describe(
 
     Args:
         folder: a folder with a `config.json` of `transformers`, or the path of the file.
-        dtype, scan, remat, attention, capacity_factor: see `load`.
+        dtype, scan, remat, attention, capacity_factor, quantize: see `load`.
 
     Raises:
         ConfigError: the file cannot be read, or has options that are not supported; all are listed.
@@ -62,7 +64,7 @@ def describe(
         UnknownNameError: the `model_type` is unknown.
     """
     config = _with_options(read_config(folder), attention, capacity_factor)
-    network = _network(config, dtype=dtype, scan=scan, remat=remat)
+    network = _network(config, dtype=dtype, scan=scan, remat=remat, quantize=quantize)
     network._described = os.fspath(folder).removesuffix("config.json") or "."
     return network
 
@@ -75,6 +77,7 @@ def load(
     remat: bool = False,
     attention: str = "auto",
     capacity_factor: float | None = None,
+    quantize: str | None = None,
     ignore: Sequence[str] = (),
 ) -> Network:
     """Load a network from a folder of `transformers`, on the current distribution.
@@ -97,6 +100,9 @@ def load(
         capacity_factor: slots of experts in training, as a multiple of the choices of a row, such as 1.25; further
             choices are dropped. By default none are dropped, which takes `num_experts / top_k` times the memory and
             FLOPs of 1. Without training none are dropped in any case.
+        quantize: `"int8"`, `"int4"`, `"nf4"` or `"fp8"`: kernels of blocks are stored so, and frozen; each is quantized
+            shard by shard as it is read. Embeddings, head, norms and routers stay in `dtype`, and are trained unless
+            `enable_lora` freezes them. See `Model.quantize`. This needs the extra `quantize`.
         ignore: regular expression, or several, for names in the files that are not loaded, such as other heads.
 
     Raises:
@@ -110,9 +116,9 @@ def load(
     """
     rules = _rules(ignore)
     config = _with_options(read_config(folder), attention, capacity_factor)
-    asked, options = current_distribution(), {"dtype": dtype, "scan": scan, "remat": remat}
+    asked, options = current_distribution(), {"dtype": dtype, "scan": scan, "remat": remat, "quantize": quantize}
     file = _file_in(folder)
-    names = TensorReader("load", file).shapes
+    names = DequantizedFile("load", file).shapes
     if config.num_layers > len(names):
         summary = f"{str(folder)!r}: the files have fewer arrays than config.json has layers"
         given = f"{len(names)} arrays for {config.num_layers} layers"
@@ -199,12 +205,14 @@ def _with_options(config: NetworkConfig, implementation: str, capacity_factor: f
     return dataclasses.replace(config, experts=dataclasses.replace(config.experts, capacity_factor=capacity_factor))
 
 
-def _network(config: NetworkConfig, **options: Any) -> Network:
+def _network(config: NetworkConfig, quantize: str | None = None, **options: Any) -> Network:
     kind: Any = Decoder if isinstance(config, DecoderConfig) else Encoder
     network = kind(config, **options)
     if not jnp.issubdtype(network.dtype, jnp.floating) or not jnp.issubdtype(network.compute_dtype, jnp.floating):
         fix = "for example dtype='bfloat16'; weights of other types are converted"
         raise ModelError("`dtype` must be floating-point", given=f"dtype={shorten(options['dtype'])}", fix=fix)
+    if quantize is not None:
+        quantize_unread(network, quantize)
     return network
 
 

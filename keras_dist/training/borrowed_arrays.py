@@ -85,6 +85,11 @@ class BorrowedArrays(Keeper):
                 raise
 
     @property
+    def has_arrays(self) -> bool:
+        """Whether the arrays of the variables have been created, or are never created, as in a plan."""
+        return self._creation is None
+
+    @property
     def steps_taken(self) -> int:
         """The number of steps taken; arrays that do not exist are not created."""
         step = None if self._creation is not None else self.state.step

@@ -146,8 +146,11 @@ class BuiltModel(BuiltModule):
                 )
         return found
 
-    def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:
-        """Replace the layers' weights by changed ones, given their graph and plan; recompile a compiled model."""
+    def extend(self, graph: ModuleGraph, plan: LayoutPlan, creation: Callable[[], None]) -> None:
+        """Replace the layers' weights by changed ones, given their graph and plan; recompile a compiled model.
+
+        `creation` creates those that do not exist, if no weight of the model exists yet.
+        """
         config, lost_steps = self.compile_config, self.lost_steps
         if len(graph.specs) > len(self.cell.graph.specs):
             self._warn_of_reset()
@@ -159,7 +162,7 @@ class BuiltModel(BuiltModule):
             self.trainability = self.trainability.of(graph.specs)
             self.stated = self.trainability.stated()
             graph = dataclasses.replace(graph, trained=self.trainability.flags())
-        self.cell.extend(graph, plan, positions_of(self.model, graph.parts))
+        self.cell.extend(graph, plan, positions_of(self.model, graph.parts), creation)
         if self.trainability is not None:
             self.label_variables()
         else:

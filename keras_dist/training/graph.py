@@ -407,3 +407,8 @@ def _is_alone(holder: Any, attribute: str | None) -> bool:
     """Whether the value is a single array, not a pytree."""
     tree = vars(holder)[attribute] if attribute is not None else flax_internals.raw_value.__get__(holder)
     return jax.tree_util.treedef_is_leaf(jax.tree.structure(tree))
+
+
+def in_nodes(tree: Mapping[str, Any]) -> Any:
+    """Return nested dicts as nodes of NNX."""
+    return nnx.Dict({name: in_nodes(item) if isinstance(item, Mapping) else item for name, item in tree.items()})

@@ -19,7 +19,8 @@ from keras_dist._support import tree_paths
 from keras_dist._support.dim_names import DimNames
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.layers.base.lora import Dims, Factors, factor_dims, product
-from keras_dist.training.graph import positions_of
+from keras_dist.training.graph import in_nodes, positions_of
+from keras_dist.training.quantized_modules import dequantized_kernels, scales_in
 
 ROOT = "lora"  # the attribute of the root, and the first name in the paths of factors
 
@@ -67,8 +68,10 @@ class KernelFactors(nnx.Module):
 def add_factors(root: Any, kernels: Mapping[tree_paths.Parts, tuple[DimNames, Factors]]) -> None:
     """Create the factors of kernels, given by what leads to them, with the names of their dims, below `ROOT`."""
     found: dict[tree_paths.Parts, KernelFactors] = {}
+    forms = {one.parts: one.form for one in scales_in(root)}
     for (parts, (names, factors)), place in zip(kernels.items(), positions_of(root, list(kernels)), strict=True):
         shape = jnp.shape(place.array())
+        shape = forms[parts].shape(shape) if parts in forms else shape
         found[parts] = KernelFactors(parts, shape, factor_dims(names), factors)
     setattr(root, ROOT, in_nodes(traverse_util.unflatten_dict({tuple(map(str, p)): one for p, one in found.items()})))
 
@@ -82,19 +85,17 @@ def factors_in(root: Any) -> list[KernelFactors]:
 
 @contextlib.contextmanager
 def adapted(root: Any, plan: LayoutPlan | None) -> Iterator[None]:
-    """Let the kernels of a module have the updates added inside (traced)."""
+    """Let the kernels of a module be dequantized, and have the updates added, inside (traced)."""
     found = factors_in(root)
     kernels = [place.holder for place in positions_of(root, [one.parts for one in found])]
-    before = [kernel.get_raw_value() for kernel in kernels]
+    dequantized = list(dequantized_kernels(root))
+    before = [(kernel, kernel.get_raw_value()) for kernel in (*kernels, *(kernel for kernel, _ in dequantized))]
     try:
-        for one, kernel, value in zip(found, kernels, before, strict=True):
-            kernel.set_raw_value(one.added_to(value, plan))
+        for kernel, value in dequantized:
+            kernel.set_raw_value(value)
+        for one, kernel in zip(found, kernels, strict=True):
+            kernel.set_raw_value(one.added_to(kernel.get_raw_value(), plan))
         yield
     finally:
-        for kernel, value in zip(kernels, before, strict=True):
+        for kernel, value in before:
             kernel.set_raw_value(value)
-
-
-def in_nodes(tree: Mapping[str, Any]) -> Any:
-    """Return nested dicts as nodes of NNX."""
-    return nnx.Dict({name: in_nodes(item) if isinstance(item, Mapping) else item for name, item in tree.items()})

@@ -15,6 +15,7 @@ from keras_dist.layers.base.lora import Adapted, Dims, lora_parts, owner_of, pro
 from keras_dist.layers.base.names import layers_below
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.lora_modules import factors_in
+from keras_dist.training.quantized_weights import quantized_weights
 from keras_dist.training.state_cell import StateCell
 
 
@@ -23,7 +24,7 @@ class MergedWeight:
     """A frozen weight plus `scale` times the product of its factors; it is read as a weight is."""
 
     path: str  # of the weight
-    weight: Any  # the weight
+    weight: Any  # the weight, which may be quantized
     factors: tuple[Any, Any]  # the two factors
     dims: Dims  # for each dim of the factors the dim of the weight; None for the rank
     scale: float  # factor of the product
@@ -50,6 +51,11 @@ class MergedWeight:
         """Set the product to zero, so that only the frozen weight contributes. The first factor keeps its values."""
         self.factors[1].assign(np.zeros(self.factors[1].shape, np.float32))
 
+    def sum(self, cell: StateCell) -> jax.Array:
+        """Return the sum on the devices, in the element type of the weight that was quantized."""
+        first, second = map(cell.read, (self.factors[0].path, self.factors[1].path))
+        return (self.weight.array(cell) + self.scale * product(first, second, self.dims)).astype(self.dtype)
+
     def merge(self, cell: StateCell) -> None:
         """Add the product to the frozen weight, where it is sharded, and make the product zero at the same time."""
         first, second = (cell.place_of(factor) for factor in self.factors)
@@ -72,15 +78,18 @@ def _merged(
 def merged_weights(built: BuiltModel) -> dict[str, MergedWeight]:
     """The weights of a model that LoRA adapts, by the paths of the frozen ones."""
     found: list[MergedWeight] = []
+    quantized = quantized_weights(built)
     layers = [] if built.cell.graph.is_foreign else layers_below(built.model)
     for part in (part for _, layer in layers for part in lora_parts(layer) if part.lora_enabled):
         weight, *factors = (getattr(owner_of(part), name) for name in part.lora_names)
         given = (factors[0], factors[1]), part.lora_dims, part.lora_scale, part
-        found.append(MergedWeight(built.path_of(weight), weight, *given))
+        path = built.path_of(weight)
+        found.append(MergedWeight(path, quantized.get(path, weight), *given))
     for one in factors_in(built.model):
         first, second = map(built.variable, one.factor_paths())
         path = built.cell.row(one.path).path
-        found.append(MergedWeight(path, built.variable(path), (first, second), one.dims, one.scale))
+        weight = quantized.get(path, built.variable(path))
+        found.append(MergedWeight(path, weight, (first, second), one.dims, one.scale))
     return {one.path: one for one in found}
 
 

@@ -6,7 +6,7 @@ raise, because both would donate the same buffers; readers take a lock around di
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -138,10 +138,13 @@ class StateCell(BorrowedArrays):
         self.state_plan = self._plan_of_state({})
         self._arrange(TrainState(*graph.nest(leaves), {}, step))
 
-    def extend(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[ArrayPosition]) -> None:
-        """Replace the variables by the variables of another graph; drop the slots."""
+    def extend(
+        self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[ArrayPosition], creation: Callable[[], None]
+    ) -> None:
+        """Replace the variables by the variables of another graph, which `creation` creates; drop the slots."""
         with self.lock:
-            step = self.state.step
+            self._creation = None if self.has_arrays else creation
+            step = self._arrays[self.numbers.step]  # not of `state`, which would read variables for the old plan
             self.leave()
             self.graph, self.plan = graph, plan
             self._attach(places)

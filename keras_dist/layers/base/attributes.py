@@ -53,10 +53,10 @@ def compute_dtype(self: Any) -> str:
 
 
 def quantize(self: Any, mode: Any = None, *args: Any, **kwargs: Any) -> NoReturn:
-    """Raise ModelError: quantization is not available."""
+    """Raise ModelError: models quantize the weights of their layers."""
     given = f"quantize({mode!r}) of a {type(self).__name__}"
-    fix = 'quantize in Keras: keras.saving.load_model("m.keras").quantize("int8"); or dtype="bfloat16"'
-    raise ModelError(f"quantize of {self.name!r}: quantization is not available", given=given, fix=fix)
+    fix = f'model.quantize("int8", ".*{self.name}")'
+    raise ModelError(f"quantize: layer {self.name!r} is quantized by its model", given=given, fix=fix)
 
 
 def dtype_of_weights(layer: Any, around: str | None) -> str | None:

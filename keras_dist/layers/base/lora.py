@@ -22,6 +22,7 @@ from keras_dist._support.dim_names import BLOCKS, CLASSES, INPUTS, LEADING, OUTP
 from keras_dist.errors import ModelError, NotAvailableError
 from keras_dist.layers.base.attributes import undone_on_error
 from keras_dist.layers.base.layer import Layer
+from keras_dist.layers.base.quantized import form_of, product_with, shape_of, weight_value
 from keras_dist.layers.base.weight_arguments import Identifier
 from keras_dist.layers.base.weight_lists import not_built
 from keras_dist.layers.regularization.regularization import Dropout
@@ -75,9 +76,9 @@ def add_factors(layer: Layer, adapted: str, dims_of: Dims, factors: Factors, reg
     weight = getattr(layer, adapted)
     names = of_slice(weight.dim_names, weight.ndim)
     before = len(weight.dim_names) - weight.ndim  # dims of a stack that is built now
-    initial = (factors.first_initializer(dims_of), factors.b_initializer)
+    initial, shape = (factors.first_initializer(dims_of), factors.b_initializer), shape_of(weight)
     for end, dims, initializer in zip("ab", dims_of, initial, strict=True):
-        sizes = tuple(factors.rank if dim is None else weight.shape[dim] for dim in dims)
+        sizes = tuple(factors.rank if dim is None else shape[dim] for dim in dims)
         name = f"lora_{adapted}_{end}"
         named = tuple(None if dim is None else names[dim] for dim in dims)
         options: dict[str, Any] = {"regularizer": regularizer, "name": name, "dim_names": named}
@@ -178,7 +179,7 @@ class LoraLayer(Layer):
         if hasattr(self, "_arguments"):
             self._arguments.update(lora_rank=None, lora_alpha=None)
         self._splits_inputs = False
-        getattr(self, self._adapted).freeze(False)
+        _unfreeze(getattr(self, self._adapted))
 
     def _add_adapted(self, shape: tuple[int, ...], dim_names: DimNames, initializer: Identifier = None) -> Variable:
         """Create the weight that LoRA adapts; it is frozen if there is a rank."""
@@ -205,7 +206,7 @@ class LoraLayer(Layer):
 
     def _adapted_value(self) -> jax.Array:
         """Return the weight plus the update, as `call` uses it."""
-        weight = getattr(self, self._adapted)[...]
+        weight = weight_value(self, self._adapted)
         return weight if self.lora_rank is None else (weight + self._product()).astype(self.compute_dtype)
 
     def _product(self, rows: jax.Array | None = None) -> jax.Array:
@@ -221,9 +222,11 @@ class LoraLayer(Layer):
 
     def _adapted_outputs(self, inputs: jax.Array, apply: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         """Return `apply(inputs, weight)`, which is linear, with the update."""
-        if not self._splits_inputs:
+        if self.lora_rank is not None and not self._splits_inputs:
             return apply(inputs, self._adapted_value())
-        outputs = apply(inputs, getattr(self, self._adapted)[...])
+        outputs = product_with(self, self._adapted, inputs, apply)
+        if self.lora_rank is None:
+            return outputs
         inputs = self.lora_dropout(inputs) if "lora_dropout" in vars(self) else inputs
         return outputs + (self.lora_scale * self._update(inputs, apply)).astype(outputs.dtype)
 
@@ -297,7 +300,7 @@ class AdaptedWeight:
         """Undo `adapt`, without the update; its model must be told."""
         for name in (*self.lora_names[1:], self._scale):
             delattr(self.layer, name)
-        getattr(self.layer, self.name).freeze(False)
+        _unfreeze(getattr(self.layer, self.name))
 
     def check_adaptable(self) -> None:
         """Raise if the weight has a constraint."""
@@ -330,6 +333,11 @@ def lora_update(layer: Layer, name: str, inputs: jax.Array, equation: str) -> ja
         return None
     first, second = (getattr(layer, f"lora_{name}_{end}")[...] for end in "ab")
     return getattr(layer, f"lora_{name}_scale") * jnp.einsum(equation, jnp.einsum(equation, inputs, first), second)
+
+
+def _unfreeze(weight: Variable) -> None:
+    if form_of(weight) is None:
+        weight.freeze(False)
 
 
 Adapted = LoraLayer | AdaptedWeight

@@ -19,6 +19,7 @@ from keras_dist._support.types import Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.base.call_arguments import InputSpec
 from keras_dist.layers.base.lora import LoraLayer
+from keras_dist.layers.base.quantized import form_of
 from keras_dist.layers.base.weight_arguments import Identifier, KernelAndBiasArguments
 from keras_dist.losses.vocabulary import Projection
 from keras_dist.variables import call_context
@@ -49,7 +50,7 @@ def project(
     logits = jnp.matmul(inputs, kernel if vocabulary_dim else kernel.T)
     logits = logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)
     context = call_context.current()
-    if context is not None:
+    if context is not None and form_of(weight) is None:  # a quantized one is dequantized in a trace of its own
         inputs, kernel = (array.astype(logits.dtype) for array in (inputs, kernel))
         context.note_projection(logits, Projection(inputs, kernel, vocabulary_dim, soft_cap), weight.path)
     return logits

@@ -27,6 +27,7 @@ from keras_dist.distribution.tracing import may_use_kernels, note_kernel, traced
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.layers.base.call_arguments import InputSpec
 from keras_dist.layers.base.lora import AdaptableLayer, AdaptedWeight, lora_update
+from keras_dist.layers.base.quantized import product_with
 from keras_dist.layers.base.weight_arguments import Identifier, LayerArguments, Layout
 from keras_dist.variables.variable import Variable
 
@@ -251,7 +252,8 @@ class MixtureOfExperts(AdaptableLayer):
 
     def _product(self, name: str, x: jax.Array, equation: str) -> jax.Array:
         """Return the product with a weight, and with its factors of LoRA."""
-        outputs, update = jnp.einsum(equation, x, getattr(self, name)[...]), lora_update(self, name, x, equation)
+        outputs = product_with(self, name, x, functools.partial(jnp.einsum, equation))
+        update = lora_update(self, name, x, equation)
         return outputs if update is None else outputs + update.astype(outputs.dtype)
 
     def adapted_weights(self) -> list[AdaptedWeight]:
