@@ -84,7 +84,7 @@ class TensorReader:
     def view(self, name: str) -> np.ndarray:
         """Return a read-only, memory-mapped array; only accessed parts are read from disk."""
         entry = self._entries[name]
-        dtype = self.dtype(name)
+        dtype = self._stored_dtype(name)
         if not math.prod(entry.shape):
             return np.empty(entry.shape, dtype)
         try:
@@ -111,7 +111,7 @@ class TensorReader:
 
     def _checksum(self, name: str) -> str:
         entry = self._entries[name]
-        dtype = self.dtype(name)
+        dtype = self._stored_dtype(name)
         checksum, left = checksum_begun(dtype, entry.shape), math.prod(entry.shape) * dtype.itemsize
         with entry.file.open("rb") as file:
             file.seek(entry.offset)
@@ -134,6 +134,9 @@ class TensorReader:
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """Return the dtype of an array."""
+        return self._stored_dtype(name)
+
+    def _stored_dtype(self, name: str) -> np.dtype[Any]:
         entry = self._entries[name]
         if entry.type_name not in TYPES:
             raise self._damaged(f"{name!r} in {entry.file.name!r} has elements {entry.type_name!r}, which numpy lacks")

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._support.arguments import is_int, is_number
@@ -24,6 +25,7 @@ _BLOCK = 128
 """Rows and columns of a block; `is_readable` refuses others."""
 _STATE = ".quant_state.bitsandbytes__nf4"
 _PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", _STATE)
+_DTYPES = ("bfloat16", "float16", "float32")
 _LONGEST_STATE = 4096
 """Most bytes of a document beside a weight."""
 
@@ -39,7 +41,7 @@ def is_readable(config: Any) -> bool:
 
 
 class DequantizedFile(TensorReader):
-    """Arrays by name as `TensorReader` returns them, but quantized ones in float32, and without their scales."""
+    """Arrays by name as `TensorReader` returns them, but quantized ones in floating point, and without their scales."""
 
     def __init__(self, caller: str, path: pathlib.Path) -> None:
         super().__init__(caller, path)
@@ -62,12 +64,14 @@ class DequantizedFile(TensorReader):
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """Return the dtype of an array as it is read."""
-        return np.dtype(np.float32) if name in self._fp8 or name in self._states else super().dtype(name)
+        if name in self._states:
+            return jnp.dtype(self._states[name]["dtype"])
+        return np.dtype(np.float32) if name in self._fp8 else super().dtype(name)
 
     def _from_fp8(self, name: str) -> np.ndarray:
         values, scale = super().view(name), super().view(f"{name}{_BLOCKS}")
-        if super().dtype(name).name != "float8_e4m3fn" or values.ndim != 2 or scale.ndim != 2:
-            given = f"{name!r} of {super().dtype(name)} {values.shape}, scales {scale.shape}"
+        if self._stored_dtype(name).name != "float8_e4m3fn" or values.ndim != 2 or scale.ndim != 2:
+            given = f"{name!r} of {self._stored_dtype(name)} {values.shape}, scales {scale.shape}"
             raise self._unknown(given, "a matrix of float8_e4m3fn, and a matrix of scales")
         if tuple(math.ceil(size / _BLOCK) for size in values.shape) != scale.shape:
             given = f"{name!r} of shape {values.shape}, scales of shape {scale.shape}"
@@ -86,7 +90,7 @@ class DequantizedFile(TensorReader):
         found = np.empty(size, np.float32)
         found[0::2], found[1::2] = codes[packed >> 4], codes[packed & 15]
         found *= np.repeat(scale, blocksize)[:size]
-        return found.reshape(state["shape"])
+        return found.reshape(state["shape"]).astype(self.dtype(name))  # bitsandbytes rounds so
 
     def _absmax(self, name: str, state: dict[str, Any]) -> np.ndarray:
         """Return the scales, which may be quantized themselves."""
@@ -112,8 +116,9 @@ class DequantizedFile(TensorReader):
             state = None
         shape = state.get("shape") if isinstance(state, dict) else None
         is_shape = isinstance(shape, list) and 0 < len(shape) <= 8 and all(is_int(size, 1, 2**40) for size in shape)
-        if not isinstance(state, dict) or not is_shape or not is_int(state.get("blocksize"), 1, 2**20):
-            raise self._unknown(f"{name}{_STATE}", "a JSON document with `shape` and `blocksize`")
+        is_known = is_shape and state.get("dtype") in _DTYPES and is_int(state.get("blocksize"), 1, 2**20)
+        if not isinstance(state, dict) or not is_known:
+            raise self._unknown(f"{name}{_STATE}", "a JSON document with `shape`, `dtype` and `blocksize`")
         return state
 
     def _unknown(self, given: str, expected: str) -> ModelError:

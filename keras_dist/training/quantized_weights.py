@@ -82,14 +82,19 @@ class QuantizedWeight:
         with cell.lock:
             cell.put(arrays)
 
-    def _quantized(self, read: Read, region: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    def _quantized(self, read: Read, region: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         """Return the stored values and scales of a region; of stacks and experts one slice at a time."""
-        first, *others = [slice(*one) for one in region]
+        index = tuple(slice(*one) for one in region)
         if len(region) + self.form.dim < 1:
-            return self.form.quantized(read((first, *others)))
-        slices = [self.form.quantized(read((slice(at, at + 1), *others))) for at in range(first.start, first.stop)]
-        values, scales = zip(*slices, strict=True)
-        return np.concatenate(values), np.concatenate(scales)
+            return [*self.form.quantized(read(index))]
+        shape = [stop - start for start, stop in region]
+        values = np.empty(self.form.stored_shape(shape), self.form.stored_dtype)
+        scale = np.empty(self.form.scale_shape(shape), np.float32)
+        for at in range(shape[0]):
+            first = index[0].start + at
+            part = self.form.quantized(read((slice(first, first + 1), *index[1:])))
+            values[at : at + 1], scale[at : at + 1] = part
+        return [values, scale]
 
 
 def _box(index: tuple[slice, ...], shape: Sequence[int]) -> list[tuple[int, int]]:

@@ -308,6 +308,10 @@ def add_variable(
 
 def prepare_subclass(cls: Any) -> None:
     """Wrap `build` of a class of layers, and show the arguments of weights in the constructor's signature."""
+    if "_unquantized_type" in vars(cls):  # of qwix 0.1, which would replace weights beside the table
+        fix = 'model.quantize("int8"), then model.enable_lora(rank=8, layers=...): the numbers are of qwix'
+        given = f"quantize_model, or apply_lora_to_model, of a {cls.__name__}"
+        raise ModelError("qwix cannot replace the weights of layers", given=given, fix=fix)
     constructor, above = cls.__init__, super(cls, cls).__init__
     if "__init__" in vars(cls) and hands_on_keywords(constructor):
         show_keywords(constructor, keyword_defaults(above) if hands_on_keywords(above) else {})
