@@ -7,6 +7,7 @@ own key: its tokens do not depend on the other rows, on padding or on the mesh.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,9 +15,9 @@ import jax
 import numpy as np
 
 from keras_dist._support.arguments import argument_error, check_int, check_number, check_optional, is_int
-from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.models import Model
+from keras_dist.pretrained.text_prompts import encoded_prompts, tokenizer_of
 from keras_dist.training.generation import Generation, Sampling, check_positions
 
 _MOST = 2**31 - 1
@@ -26,15 +27,16 @@ _LEAST = 1e-30
 
 def generate(
     model: Model,
-    prompts: Sequence[ArrayLike | bytes],
+    prompts: Sequence[Any],
     max_new_tokens: int = 64,
     *,
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    stop_tokens: int | Sequence[int] = (),
+    stop_tokens: int | Sequence[int] | None = None,
     seed: int = 0,
-) -> list[list[int]]:
+    tokenizer: str | os.PathLike[str] | None = None,
+) -> list[list[int]] | list[str]:
     """Continue each prompt.
 
     All rows are computed together, sharded as batches of the model are; the cache follows the layout of the keys that
@@ -45,20 +47,28 @@ def generate(
 
     Args:
         model: a `pretrained.Decoder`, or another model with the methods of `pretrained.CachedModel`.
-        prompts: tokens of each prompt: lists or arrays of integers, or `bytes`, of any lengths of at least 1.
+        prompts: tokens of each prompt: lists or arrays of integers, or `bytes`, of any lengths of at least 1. With
+            `tokenizer` texts, or conversations: lists of messages `{"role": ..., "content": ...}`, which the chat
+            template of the folder renders up to the answer; or dicts with `messages`, and `tools` for the template.
         max_new_tokens: largest number of new tokens.
         temperature: 0 for the likeliest token each time; else logits are divided by it, and tokens are drawn.
         top_k: draw among this many likeliest tokens only; needs a temperature.
         top_p: draw among the likeliest tokens whose probabilities sum to this, between 0 and 1;
             needs a temperature.
-        stop_tokens: a row ends after one of these.
+        stop_tokens: a row ends after one of these; by default after `eos_token_id` of `generation_config.json` or
+            `config.json` in the folder of the tokenizer, or its `eos_token`; without a tokenizer after none.
         seed: seed of the draws. Row i of any call with this seed draws the same numbers.
+        tokenizer: the folder of a network with `tokenizer.json`, and `chat_template.jinja` or `tokenizer_config.json`
+            for conversations. Prompts and results are text then.
 
     Returns:
-        The new tokens of each prompt, with the stop token if there was one.
+        The new tokens of each prompt, with the stop token if there was one; with `tokenizer` their text without
+        special tokens.
 
     Raises:
         ModelError: an argument is invalid, or the model keeps no cache.
+        DataError: a file of the tokenizer cannot be read, a message is invalid, or the template refuses it.
+        MissingExtraError: `tokenizers`, or for conversations `jinja2`, is not installed.
 
     Example:
         >>> import keras_dist as kd
@@ -72,9 +82,11 @@ def generate(
 
     Source: Holtzman et al. 2019, arXiv:1904.09751 (nucleus sampling).
     """
-    rows = _checked_prompts(prompts)
+    text = None if tokenizer is None else tokenizer_of(tokenizer)
+    rows = _checked_prompts(prompts) if text is None else encoded_prompts(text, prompts)
     max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, 2**30, example=64)
-    stops = _checked_stops(stop_tokens)
+    by_default = [] if text is None else text.stop_tokens
+    stops = _checked_stops(by_default if stop_tokens is None else stop_tokens)
     sampling, factors = _checked_sampling(temperature, top_k, top_p)
     seed = check_int("seed", seed, 0, 2**32 - 1, example=0)
     if not isinstance(model, Model):
@@ -91,7 +103,8 @@ def generate(
         given = f"{len(rows)} prompts, max_new_tokens={max_new_tokens}"
         fix = "ask for fewer new tokens, or pass fewer prompts in a call"
         raise ModelError("generate: not enough memory for the cache", given=given, fix=fix) from error
-    return [_until_stop(row, max_new_tokens, stops) for row in tokens.reshape(len(tokens), -1)[: len(rows)]]
+    found = [_until_stop(row, max_new_tokens, stops) for row in tokens.reshape(len(tokens), -1)[: len(rows)]]
+    return found if text is None else [text.decode(row) for row in found]
 
 
 def _checked_prompts(prompts: Any) -> list[np.ndarray]:
@@ -102,9 +115,10 @@ def _checked_prompts(prompts: Any) -> list[np.ndarray]:
         rows = []
     wrong = [row for row in rows if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.integer)]
     if not rows or wrong:
-        expected = "a list of prompts, each a list or an array of at least one token (an integer); encode text first"
+        expected = "a list of prompts, each a list or an array of at least one token (an integer)"
         given = wrong[0] if wrong else prompts
-        raise argument_error("prompts", given, expected, example=[[1, 2, 3]])
+        fix = "for example prompts=[[1, 2, 3]]; for text pass the folder of a tokenizer as `tokenizer`"
+        raise argument_error("prompts", given, expected, fix=fix)
     return rows
 
 
