@@ -198,7 +198,12 @@ class _Unrun:
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=layout.backend_layout)
 
     def run_compiled(
-        self, key: Any, run: Callable[..., PyTree], *operands: PyTree, donated: Sequence[int] = ()
+        self,
+        key: Any,
+        run: Callable[..., PyTree],
+        *operands: PyTree,
+        donated: Sequence[int] = (),
+        layouts: Sequence[int | None] = (),
     ) -> PyTree:
         """Lower the program, and return the shapes of its results with their layouts."""
         mesh, state = self.distribution.device_mesh, self._cell.state

@@ -51,6 +51,32 @@ def encoded_prompts(tokenizer: FolderTokenizer, prompts: Any) -> list[np.ndarray
     return [np.array(row, np.int64) for row in rows]
 
 
+class Pieces:
+    """The text of a row, piece by piece: together the pieces equal the text of all tokens.
+
+    Text is decoded from the piece before on, since a token may be decoded otherwise at the beginning of a text. What
+    later tokens may change is held back: incomplete characters, bytes, and text from which spaces are removed.
+    """
+
+    def __init__(self, tokenizer: FolderTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []  # of the piece before, and of the next one
+        self._known = 0  # number of the tokens whose text is returned
+
+    def added(self, token: int, is_last: bool) -> str:
+        """Return the text that a token completes; after the last token all text."""
+        self._tokens.append(token)
+        is_open = not is_last and (self._tokenizer.is_cleaned or self._tokenizer.is_byte(token))
+        text = "" if is_open else self._tokenizer.decode(self._tokens)
+        if is_open or (text.endswith("\ufffd") and not is_last):
+            return ""
+        before = self._tokenizer.decode(self._tokens[: self._known])
+        if len(text) > len(before):
+            self._tokens = self._tokens[self._known :]
+            self._known = len(self._tokens)
+        return text[len(before) :]
+
+
 def _is_message(prompt: Any) -> bool:
     return isinstance(prompt, Mapping) and "role" in prompt
 

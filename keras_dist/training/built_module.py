@@ -116,15 +116,23 @@ class BuiltModule:
         return outputs
 
     def run_compiled(
-        self, key: Any, run: Callable[..., PyTree], *operands: PyTree, donated: Sequence[int] = ()
+        self,
+        key: Any,
+        run: Callable[..., PyTree],
+        *operands: PyTree,
+        donated: Sequence[int] = (),
+        layouts: Sequence[int | None] = (),
     ) -> PyTree:
         """Return `run(module, *operands)` of the module in evaluation mode; it must not change the module.
 
         The program is compiled once for each key and for shapes of operands; `donated` operands are consumed.
+        `layouts` names for each result an operand that is sharded alike, or None for the layout that XLA chooses.
         """
         if key not in self._programs:
+            alike = [None if place is None else operands[place] for place in layouts]
+            options = {"out_shardings": tuple(jax.tree.map(lambda leaf: leaf.sharding, alike))} if layouts else {}
             program = self.forward.in_evaluation(run)
-            self._programs[key] = jax.jit(program, donate_argnums=[place + 2 for place in donated])
+            self._programs[key] = jax.jit(program, donate_argnums=[place + 2 for place in donated], **options)
         with self.cell.lock:
             state = self.cell.state
             return self._programs[key](state.trainable, state.rest, *operands)

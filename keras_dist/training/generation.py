@@ -1,5 +1,7 @@
 """The two programs that generate tokens: one reads prompts and fills a cache, the other runs a loop on the devices.
 
+The loop takes its number of turns as an operand: one call computes all tokens, and a stream calls it for each token.
+
 Prompts are padded to sizes from a short list, so that few programs are compiled. Each row draws with its own key: its
 tokens do not depend on the other rows, on padding or on the mesh.
 """
@@ -7,7 +9,7 @@ tokens do not depend on the other rows, on padding or on the mesh.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
@@ -96,9 +98,17 @@ class Network(Protocol):
         ...
 
     def run_compiled(
-        self, key: Any, run: Callable[..., PyTree], *operands: PyTree, donated: Sequence[int] = ()
+        self,
+        key: Any,
+        run: Callable[..., PyTree],
+        *operands: PyTree,
+        donated: Sequence[int] = (),
+        layouts: Sequence[int | None] = (),
     ) -> PyTree:
-        """Return `run(module, *operands)`, compiled once for each key; `donated` operands are consumed."""
+        """Return `run(module, *operands)`, compiled once for each key.
+
+        `donated` operands are consumed. `layouts` names for each result an operand that is sharded alike, or None.
+        """
         ...
 
 
@@ -121,51 +131,84 @@ class Generation:
 
     def __call__(self, stops: Sequence[int], seed: int, factors: tuple[np.float32, np.float32]) -> PyTree:
         """Return the new tokens (rows, new tokens), and more columns of programs for more tokens."""
-        place, network = self._network.placed, self._network
+        shared = self._shared(stops, seed, factors)
+        first, *state = self._first(shared)
+        return first if self._new_tokens == 1 else self._continued(1, self._new_tokens, first, state, shared)[0]
+
+    def stream(self, stops: Sequence[int], seed: int, factors: tuple[np.float32, np.float32]) -> Generator[np.ndarray]:
+        """Yield a new token of each row (rows,) at a time; tokens of rows that have ended are arbitrary."""
+        shared = self._shared(stops, seed, factors)
+        token, *state = self._first(shared)
+        yield np.asarray(token)
+        for number in range(1, self._new_tokens):
+            _, cache, token, has_ended = self._continued(number, number + 1, token, state, shared)
+            state = [cache, has_ended]
+            yield np.asarray(token)
+
+    def _shared(self, stops: Sequence[int], seed: int, factors: tuple[np.float32, np.float32]) -> tuple[PyTree, ...]:
+        """Return the operands that both programs take."""
+        place = self._network.placed
         padded = np.pad(np.array(stops, np.int32), (0, -len(stops) % _STOPS or _STOPS), constant_values=-1)
         seeds = np.arange(len(self._tokens), dtype=np.uint32), np.full(len(self._tokens), seed, np.uint32)
-        shared = (factors, place(self._lengths), tuple(map(place, seeds)), place(self._is_added), place(padded))
-        key = (self._tokens.shape[1], self._slots, self._sampling)
-        first, cache = network.run_compiled(("prefill", *key), self._prefill, place(self._tokens), *shared)
-        if self._new_tokens == 1:
-            return first
-        operands = cache, first, np.int32(self._new_tokens), *shared
-        return network.run_compiled(("decode", *key), self._decode, *operands, donated=(0,))[0]
+        return factors, place(self._lengths), tuple(map(place, seeds)), place(self._is_added), place(padded)
+
+    def _first(self, shared: tuple[PyTree, ...]) -> PyTree:
+        """Return the first new token of each row, the cache, and whether rows have ended."""
+        key = ("prefill", *self._tokens.shape, self._slots, self._sampling)
+        return self._network.run_compiled(key, self._prefill, self._network.placed(self._tokens), *shared)
+
+    def _continued(
+        self, number: int, until: int, token: PyTree, state: Sequence[PyTree], shared: tuple[PyTree, ...]
+    ) -> PyTree:
+        """Return `token` and those up to number `until`, the cache, the last token, and whether rows have ended."""
+        key = ("decode", *self._tokens.shape, self._slots, self._sampling)
+        operands = state[0], token, state[1], (np.int32(number), np.int32(until)), *shared
+        return self._network.run_compiled(key, self._decode, *operands, donated=(0,), layouts=(None, 0, 1, 2))
 
     def _prefill(
-        self, module: Any, tokens: jax.Array, factors: Any, lengths: jax.Array, seeds: Any, *_: jax.Array
-    ) -> tuple[jax.Array, PyTree]:
-        """Return the first new token of each row, and the cache of the prompts (traced)."""
+        self,
+        module: Any,
+        tokens: jax.Array,
+        factors: Any,
+        lengths: jax.Array,
+        seeds: Any,
+        is_added: jax.Array,
+        stops: jax.Array,
+    ) -> tuple[jax.Array, PyTree, jax.Array]:
+        """Return the first new token of each row, the cache of the prompts, and whether rows have ended (traced)."""
         _check_keeps_cache(module)
-        index = jnp.arange(tokens.shape[1])
-        segments = (index < lengths[:, None]).astype(jnp.int32)
-        inputs = {"tokens": tokens, "positions": jnp.broadcast_to(index, tokens.shape), "segments": segments}
+        index, ends = jnp.arange(tokens.shape[1]), lengths[:, None]
+        segments = (index < ends).astype(jnp.int32)
+        inputs = {"tokens": tokens, "positions": jnp.minimum(index, ends), "segments": segments}  # sharded as the rows
         with call_context.entered(False, anew=True) as context:
             context.shards_of = lambda weight, dim: 1
             empty, before = module.empty_cache(len(tokens), self._slots), _values(module)
             logits, cache = _checked_result(module(inputs, cache=empty), tokens, empty)
         _check_unchanged(before, _values(module))
         last = _logits_at(lengths - 1, logits, context.projection_of(logits))
-        return self._sampling.tokens(last, _keys(seeds, 0), factors), cache
+        first = self._sampling.tokens(last, _keys(seeds, 0), factors)
+        return first, cache, is_added | jnp.isin(first, stops)
 
     def _decode(
         self,
         module: Any,
         cache: PyTree,
-        first: jax.Array,
-        most: jax.Array,
+        token: jax.Array,
+        has_ended: jax.Array,
+        bounds: tuple[jax.Array, jax.Array],
         factors: Any,
         lengths: jax.Array,
         seeds: Any,
         is_added: jax.Array,
         stops: jax.Array,
-    ) -> tuple[jax.Array, PyTree]:
-        """Return all new tokens, and the cache, in the memory of the one given (traced)."""
-        found = jnp.zeros((len(first), self._slots - self._tokens.shape[1]), jnp.int32).at[:, 0].set(first)
+    ) -> tuple[jax.Array, PyTree, jax.Array, jax.Array]:
+        """Return `token` and those after it, the cache in the memory of the one given, and the state (traced)."""
+        start, until = bounds
+        found = jnp.zeros((len(token), self._slots - self._tokens.shape[1]), jnp.int32).at[:, 0].set(token)
 
         def goes_on(carry: PyTree) -> jax.Array:
             number, _, _, _, has_ended = carry
-            return (number < most) & ~jnp.all(has_ended)
+            return (number < until) & ~jnp.all(has_ended)
 
         def turn(carry: PyTree) -> PyTree:
             number, cache, token, found, has_ended = carry
@@ -173,12 +216,12 @@ class Generation:
             inputs = {"tokens": token[:, None], "positions": positions, "segments": jnp.ones_like(positions)}
             logits, cache = module(inputs, cache=cache)
             token = self._sampling.tokens(logits[:, -1], _keys(seeds, number), factors)
-            found = jax.lax.dynamic_update_slice(found, token[:, None], (0, number))
+            found = jax.lax.dynamic_update_slice(found, token[:, None], (0, number - start + 1))
             return number + 1, cache, token, found, has_ended | jnp.isin(token, stops)
 
-        has_ended = is_added | jnp.isin(first, stops)
-        _, cache, _, found, _ = jax.lax.while_loop(goes_on, turn, (jnp.int32(1), cache, first, found, has_ended))
-        return found, cache
+        carry = start, cache, token, found, has_ended
+        _, cache, token, found, has_ended = jax.lax.while_loop(goes_on, turn, carry)
+        return found, cache, token, has_ended
 
 
 def _checked_result(result: Any, tokens: jax.Array, empty: PyTree) -> tuple[jax.Array, PyTree]:

@@ -106,6 +106,57 @@ def test_each_row_ends_after_a_stop_token(alone, expected):
         assert row == (whole[: whole.index(stop) + 1] if stop in whole else whole)
 
 
+def joined(steps):
+    """The tokens of each row of a stream, which ends with None."""
+    rows = [list(row) for row in zip(*steps, strict=True)]
+    counts = [sum(token is not None for token in row) for row in rows]
+    assert all(None not in row[:count] for row, count in zip(rows, counts, strict=True))
+    return [row[:count] for row, count in zip(rows, counts, strict=True)]
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "top_p": 0.9, "seed": 7}], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("where", ["alone", "split"])
+def test_a_stream_has_the_same_tokens(request, where, options):
+    decoder = request.getfixturevalue(where)
+    whole = kd.generate(decoder, PROMPTS, NEW, **options)
+    programs = decoder._built._programs
+    known = len(programs)
+    assert joined(kd.generate(decoder, PROMPTS, NEW, stream=True, **options)) == whole
+    stops = [whole[0][1], whole[2][3]]
+    expected = kd.generate(decoder, PROMPTS, NEW, stop_tokens=stops, **options)
+    steps = [*kd.generate(decoder, PROMPTS, NEW, stop_tokens=stops, stream=True, **options)]
+    assert joined(steps) == expected
+    assert len(steps) == max(map(len, expected)), "it ends with the last row"
+    assert len(programs) == known and {each._cache_size() for each in programs.values()} == {1}
+
+
+def test_a_stream_computes_a_token_at_a_time(alone, monkeypatch):
+    kd.generate(alone, PROMPTS, NEW)
+    ran, run = [], type(alone._built).run_compiled
+
+    def running(self, key, *arguments, **options):
+        ran.append(key[0])
+        return run(self, key, *arguments, **options)
+
+    monkeypatch.setattr(type(alone._built), "run_compiled", running)
+    steps = kd.generate(alone, PROMPTS, NEW, stream=True)
+    assert not ran, "nothing before it is asked for"
+    first = next(steps)
+    assert ran == ["prefill"]
+    second = next(steps)
+    assert ran == ["prefill", "decode"]
+    steps.close()
+    assert ran == ["prefill", "decode"] and [*steps] == []
+    assert [[*row] for row in zip(first, second, strict=True)] == [row[:2] for row in kd.generate(alone, PROMPTS, NEW)]
+
+
+def test_streams_do_not_disturb_each_other(alone, expected):
+    steps = [kd.generate(alone, [prompt], NEW, stream=True) for prompt in PROMPTS]
+    assert [[token for (token,) in each] for each in zip(*steps, strict=True)] == [
+        *map(list, zip(*expected, strict=True))
+    ]
+
+
 def test_a_size_is_compiled_once(alone):
     programs = alone._with_weights()._programs
     kd.generate(alone, PROMPTS, NEW)
@@ -263,6 +314,8 @@ def test_modules_that_break_the_protocol(module, said):
         ({"prompts": [[1, 96]]}, "not in the vocabulary"),
         ({"prompts": [[-1]]}, "not in the vocabulary"),
         ({"model": 3}, "`model` must be"),
+        ({"stream": "yes"}, "`stream`"),
+        ({"stream": True, "seed": -1}, "`seed`"),
     ],
 )
 def test_wrong_arguments(alone, change, said):

@@ -9,7 +9,7 @@ import pytest
 import keras_dist as kd
 from keras_dist.errors import DataError, MissingExtraError, ModelError
 from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, FeedForwardConfig
-from keras_dist.pretrained.text_prompts import encoded_prompts, tokenizer_of
+from keras_dist.pretrained.text_prompts import Pieces, encoded_prompts, tokenizer_of
 from tests.pretrained import text_recordings
 
 RECORDED = json.loads(text_recordings.FILE.read_text())
@@ -133,3 +133,35 @@ def test_an_absent_package_is_named(folder, decoder, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=rf"`generate\(tokenizer=\.\.\.\)` needs the package {package}"):
         kd.generate(decoder, [CONVERSATIONS["two turns"]], tokenizer=folder)
+
+
+def in_pieces(tokenizer, tokens):
+    pieces = Pieces(tokenizer)
+    return [pieces.added(token, place == len(tokens)) for place, token in enumerate(tokens, 1)]
+
+
+@CASE
+def test_pieces_are_the_text(tmp_path, case):
+    tokenizer = tokenizer_of(text_recordings.written(tmp_path, RECORDED[case]["files"]))
+    for tokens, text in RECORDED[case]["decoded"]:
+        assert "".join(in_pieces(tokenizer, tokens)) == text
+    for text, tokens in RECORDED[case]["texts"]:
+        assert "".join(in_pieces(tokenizer, tokens)) == tokenizer.decode(tokens), text
+
+
+@pytest.mark.parametrize("case", ["byte level", "byte fallback"])
+def test_pieces_have_whole_characters(tmp_path, case):
+    tokenizer = tokenizer_of(text_recordings.written(tmp_path, RECORDED[case]["files"]))
+    text = "é 你好 🚀 do"
+    found = in_pieces(tokenizer, tokenizer.encode(text))
+    assert "".join(found) == text and "\ufffd" not in "".join(found)
+    assert "" in found and sum(map(bool, found)) >= 5, "most come before the end"
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 2.0, "seed": 3}])
+def test_streamed_text_is_the_text(folder, decoder, options):
+    prompts = ["Hello, world", "a", CONVERSATIONS["two turns"][:1]]
+    expected = kd.generate(decoder, prompts, 40, tokenizer=folder, **options)
+    steps = [*kd.generate(decoder, prompts, 40, tokenizer=folder, stream=True, **options)]
+    assert ["".join(piece or "" for piece in row) for row in zip(*steps, strict=True)] == expected
+    assert all(len(step) == 3 for step in steps)
