@@ -16,7 +16,15 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import jax
 import numpy as np
 
-from keras_dist._support.arguments import argument_error, check_flag, check_int, check_number, check_optional, is_int
+from keras_dist._support.arguments import (
+    argument_error,
+    check_flag,
+    check_int,
+    check_number,
+    check_option,
+    check_optional,
+    is_int,
+)
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.models import Model
@@ -34,6 +42,7 @@ class _Options(TypedDict, total=False):
     top_p: float | None
     stop_tokens: int | Sequence[int] | None
     seed: int
+    verbose: int
 
 
 _Folder = str | os.PathLike[str]
@@ -91,14 +100,18 @@ def generate(
     seed: int = 0,
     tokenizer: _Folder | None = None,
     stream: bool = False,
+    verbose: int = 1,
 ) -> list[list[int]] | list[str] | Generator[list[int | None]] | Generator[list[str | None]]:
     """Continue each prompt.
 
     All rows are computed together, sharded as batches of the model are; the cache follows the layout of the keys that
     the model computes, such as heads over `model`. The first call for a size of prompts compiles two programs, which
-    later calls use again. Weights that `fit` changes are seen by the next call. Networks whose rotary factors depend
-    on the length (longrope of Phi-3) choose them by the longest position in a call: rows beyond that border, and rows
-    beside them, differ from computing without a cache.
+    later calls use again: prompts are padded to 32, 64, 128 ... tokens, their number to a power of two, and the cache
+    has slots for prompts and new tokens in steps of 64 or a quarter. `kd.use_compilation_cache` keeps programs on disk.
+
+    Weights that `fit` changes are seen by the next call. Networks whose rotary factors depend on the length (longrope
+    of Phi-3) choose them by the longest position in a call: rows beyond that border, and rows beside them, differ from
+    computing without a cache.
 
     Args:
         model: a `pretrained.Decoder`, or another model with the methods of `pretrained.CachedModel`.
@@ -116,6 +129,7 @@ def generate(
         tokenizer: the folder of a network with `tokenizer.json`, and `chat_template.jinja` or `tokenizer_config.json`
             for conversations. Prompts and results are text then.
         stream: return a generator that computes a token of each prompt at a time. The tokens are the same.
+        verbose: 0 for silence, 1 for a line on standard error before a program is compiled.
 
     Returns:
         The new tokens of each prompt, with the stop token if there was one; with `tokenizer` their text without
@@ -148,13 +162,13 @@ def generate(
     stops = _checked_stops(by_default if stop_tokens is None else stop_tokens)
     sampling, factors = _checked_sampling(temperature, top_k, top_p)
     seed = check_int("seed", seed, 0, 2**32 - 1, example=0)
-    is_stream = check_flag("stream", stream)
+    is_stream, shows = check_flag("stream", stream), check_option("verbose", verbose, (0, 1)) == 1
     if not isinstance(model, Model):
         raise argument_error("model", model, "a `keras_dist.Model`")
     _check_tokens(model, rows)
     check_positions(model, max(map(len, rows)), max_new_tokens)
     built = model._with_weights()
-    run = Generation(built, rows, max_new_tokens, sampling)
+    run = Generation(built, rows, max_new_tokens, sampling, shows)
     if is_stream:
         pieces = None if text is None else [Pieces(text) for _ in rows]
         return _streamed(run.stream(stops, seed, factors), len(rows), max_new_tokens, stops, pieces)

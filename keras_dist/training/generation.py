@@ -24,8 +24,10 @@ from keras_dist.losses.vocabulary import Projection
 from keras_dist.training.uneven_rows import rows_multiple
 from keras_dist.variables import call_context
 
-_SMALLEST = 16
-"""Lengths are padded to this number times a power of two."""
+_SMALLEST = 32
+"""Prompts are padded to this number times a power of two."""
+_SLOTS = 64
+"""Slots of a cache are a multiple of this, or of a quarter of the largest power of two that they hold."""
 _STOPS = 4
 """Stop tokens are padded to a multiple of this."""
 
@@ -104,8 +106,9 @@ class Network(Protocol):
         *operands: PyTree,
         donated: Sequence[int] = (),
         layouts: Sequence[int | None] = (),
+        title: str = "",
     ) -> PyTree:
-        """Return `run(module, *operands)`, compiled once for each key.
+        """Return `run(module, *operands)`, compiled once for each key, with a line that names it if it has a title.
 
         `donated` operands are consumed. `layouts` names for each result an operand that is sharded alike, or None.
         """
@@ -115,13 +118,17 @@ class Network(Protocol):
 class Generation:
     """The programs for prompts of some sizes, and their operands."""
 
-    def __init__(self, network: Network, rows: Sequence[np.ndarray], new_tokens: int, sampling: Sampling) -> None:
-        self._network, self._sampling, self._new_tokens = network, sampling, new_tokens
+    def __init__(
+        self, network: Network, rows: Sequence[np.ndarray], new_tokens: int, sampling: Sampling, shows: bool = False
+    ) -> None:
+        self._network, self._sampling, self._new_tokens, self._shows = network, sampling, new_tokens, shows
         lengths = np.array([len(row) for row in rows], np.int32)
-        length = _padded_size(int(lengths.max()))
+        length = _SMALLEST * 2 ** max(0, int(np.ceil(np.log2(lengths.max() / _SMALLEST))))
         multiple = rows_multiple({"tokens": np.zeros((len(rows), length), np.int32)}, network.distribution)
         count = multiple * 2 ** int(np.ceil(np.log2(-(-len(rows) // multiple))))
-        self._slots = length + _padded_size(new_tokens)
+        slots = length + new_tokens
+        step = max(_SLOTS, 2 ** (slots.bit_length() - 3))
+        self._slots = -(-slots // step) * step
         self._lengths = np.pad(lengths, (0, count - len(rows)), constant_values=1)
         self._is_added = np.arange(count) >= len(rows)
         self._tokens = np.zeros((count, length), np.int32)
@@ -154,16 +161,22 @@ class Generation:
 
     def _first(self, shared: tuple[PyTree, ...]) -> PyTree:
         """Return the first new token of each row, the cache, and whether rows have ended."""
-        key = ("prefill", *self._tokens.shape, self._slots, self._sampling)
-        return self._network.run_compiled(key, self._prefill, self._network.placed(self._tokens), *shared)
+        key, tokens = (*self._tokens.shape, self._slots, self._sampling), self._network.placed(self._tokens)
+        title = self._titled(f"reads prompts of up to {tokens.shape[1]} tokens")
+        return self._network.run_compiled(("prefill", *key), self._prefill, tokens, *shared, title=title)
 
     def _continued(
         self, number: int, until: int, token: PyTree, state: Sequence[PyTree], shared: tuple[PyTree, ...]
     ) -> PyTree:
         """Return `token` and those up to number `until`, the cache, the last token, and whether rows have ended."""
-        key = ("decode", *self._tokens.shape, self._slots, self._sampling)
+        key = ("decode", len(self._tokens), self._slots, self._sampling)
         operands = state[0], token, state[1], (np.int32(number), np.int32(until)), *shared
-        return self._network.run_compiled(key, self._decode, *operands, donated=(0,), layouts=(None, 0, 1, 2))
+        title, layouts = self._titled("adds tokens"), (None, 0, 1, 2)
+        return self._network.run_compiled(key, self._decode, *operands, donated=(0,), layouts=layouts, title=title)
+
+    def _titled(self, task: str) -> str:
+        sizes = f"batch {len(self._tokens)}, {self._slots} slots"
+        return f"generate: the program that {task} ({sizes})" if self._shows else ""
 
     def _prefill(
         self,
@@ -204,7 +217,7 @@ class Generation:
     ) -> tuple[jax.Array, PyTree, jax.Array, jax.Array]:
         """Return `token` and those after it, the cache in the memory of the one given, and the state (traced)."""
         start, until = bounds
-        found = jnp.zeros((len(token), self._slots - self._tokens.shape[1]), jnp.int32).at[:, 0].set(token)
+        found = jnp.zeros((len(token), self._slots), jnp.int32).at[:, 0].set(token)
 
         def goes_on(carry: PyTree) -> jax.Array:
             number, _, _, _, has_ended = carry
@@ -271,11 +284,6 @@ def _keys(seeds: tuple[jax.Array, jax.Array], number: ArrayLike) -> jax.Array:
     return jax.vmap(lambda row, seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), row), number))(
         row, seed
     )
-
-
-def _padded_size(size: int) -> int:
-    """Return the smallest size of programs that holds so many tokens."""
-    return _SMALLEST * 2 ** max(0, int(np.ceil(np.log2(size / _SMALLEST))))
 
 
 def _check_keeps_cache(module: Any) -> None:

@@ -14,7 +14,7 @@ from keras_dist.errors import ModelError
 from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, FeedForwardConfig, Rotary
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]]
-NEW, WIDEST = 6, 32
+NEW, WIDEST = 6, 80
 ATTENTION = AttentionConfig(num_heads=8, num_kv_heads=4, head_dim=4, rotary=Rotary())
 CONFIG = DecoderConfig(
     family="llama",
@@ -157,20 +157,38 @@ def test_streams_do_not_disturb_each_other(alone, expected):
     ]
 
 
-def test_a_size_is_compiled_once(alone):
+def test_few_programs_serve_many_sizes(alone, capfd):
     programs = alone._with_weights()._programs
-    kd.generate(alone, PROMPTS, NEW)
-    known = len(programs)
-    kd.generate(alone, [[7] * 15, [1], [2]], NEW - 1)
-    assert len(programs) == known
-    kd.generate(alone, [[7] * 17], NEW)
-    assert len(programs) == known + 2, "prompts of 32 tokens: one program to read them, one to go on"
+    programs.clear()
+    tasks = ("adds tokens", "reads prompts of up to 32 tokens")
+    for length, new in ((1, 1), (32, 32), (31, 5), (20, 17)):
+        kd.generate(alone, [[7] * length] * 8, new)
+    assert len(programs) == 2
+    lines = {f"generate: the program that {task} (batch 8, 64 slots): compiling" for task in tasks}
+    assert {*capfd.readouterr().err.splitlines()} == lines
+    sizes = (1, 40), (33, 64), (64, 2), (65, 30), (70, 25), (128, 64), (100, 40)
+    for length, new in sizes:
+        assert len(kd.generate(alone, [[7] * length] * 8, new, verbose=0)[0]) == new
+    assert len(programs) == 2 + 3 + 2, "prompts of 32, 64 and 128 tokens; 128 and 192 slots"
+    assert {each._cache_size() for each in programs.values()} == {1} and not capfd.readouterr().err
 
 
-def test_sizes_with_the_same_number_of_slots_have_their_own_programs(alone):
+def test_lines_of_compilations_are_logged_on_request(alone, capfd, caplog):
+    kd.config.disable_interactive_logging()
+    try:
+        with caplog.at_level("INFO", "keras_dist"):
+            kd.generate(alone, [[7] * 300], 1)
+    finally:
+        kd.config.enable_interactive_logging()
+    assert not capfd.readouterr().err
+    assert "generate: the program that reads prompts of up to 512 tokens (batch 1, 640 slots): compiling" in caplog.text
+
+
+def test_prompts_of_other_sizes_share_the_loop(alone):
     kd.generate(alone, [list(range(1, 25))], 16)
     assert kd.generate(alone, [PROMPTS[0]], 18)[0][:NEW] == kd.generate(alone, [PROMPTS[0]], NEW)[0]
-    assert len(kd.generate(alone, [PROMPTS[0]], 18)[0]) == 18
+    long = [*range(1, 60)]
+    assert kd.generate(alone, [long], 18)[0] == kd.generate(alone, [long], 70)[0][:18] == recomputed(alone, long, 18)
 
 
 def test_numbers_of_sampling_are_no_programs(alone):
@@ -315,6 +333,7 @@ def test_modules_that_break_the_protocol(module, said):
         ({"prompts": [[-1]]}, "not in the vocabulary"),
         ({"model": 3}, "`model` must be"),
         ({"stream": "yes"}, "`stream`"),
+        ({"verbose": 3}, "`verbose`"),
         ({"stream": True, "seed": -1}, "`seed`"),
     ],
 )
@@ -324,7 +343,7 @@ def test_wrong_arguments(alone, change, said):
 
 
 def test_a_cache_that_exceeds_the_memory_names_the_number_of_tokens(alone, monkeypatch):
-    def fails(*_):
+    def fails(*_, **__):
         raise jax.errors.JaxRuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 687 bytes.")
 
     monkeypatch.setattr(type(alone._with_weights()), "run_compiled", fails)
