@@ -27,9 +27,30 @@ logs = model.fit(np.ones((10, 4), np.float32), np.ones(10, np.float32), batch_si
 print(json.dumps([str(folder), counts["cache_hits"], counts["cache_misses"], logs]))
 """
 
+GENERATING = """
+import collections, json, sys
+import jax
+import keras_dist as kd
+from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, FeedForwardConfig
 
-def start(*arguments: str, **environment: str) -> Any:
-    done = forks.python("-c", PROGRAM, *arguments, env=os.environ | environment)
+kd.use_compilation_cache(sys.argv[1])
+kd.set_random_seed(0)
+attention = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8)
+sizes = {"vocab_size": 64, "hidden_size": 16, "num_layers": 2, "feed_forward": FeedForwardConfig(32)}
+with kd.DataParallel().scope():
+    model = Decoder(DecoderConfig(family="llama", attention=attention, **sizes))
+model.build()
+counts = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **_: counts.update([event.rsplit("/", 1)[-1]]))
+steps = kd.generate(model, [list(range(1, int(sys.argv[2])))], 20, stream=True, verbose=0)
+first = next(steps)
+found = [counts["cache_hits"], counts["cache_misses"]]
+print(json.dumps([*found, counts["cache_misses"] if list(steps) else None]))
+"""
+
+
+def start(*arguments: str, program: str = PROGRAM, **environment: str) -> Any:
+    done = forks.python("-c", program, *arguments, env=os.environ | environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -43,6 +64,14 @@ def test_a_second_start_compiles_nothing(tmp_path):
     assert folder == cache
     assert hits == misses and not later_misses
     assert first != second  # each start draws a seed, which is no part of the programs
+
+
+@pytest.mark.multiprocess
+def test_the_first_token_of_a_second_start_compiles_nothing(tmp_path):
+    _, misses, later = start(str(tmp_path), "7", program=GENERATING)
+    assert 0 < misses < later
+    hits, *later = start(str(tmp_path), "30", program=GENERATING)
+    assert hits and later == [0, 0], "prompts of 6 and 29 tokens have the same programs"
 
 
 @pytest.mark.multiprocess

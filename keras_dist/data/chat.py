@@ -9,15 +9,17 @@ the model is to answer.
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from keras_dist._support.arguments import check_int, check_option
+from keras_dist._support.arguments import check_int, check_option, is_int
 from keras_dist._support.extras import import_extra
 from keras_dist._support.located_warnings import warn
 from keras_dist.data.packing import PackedRows, pack
@@ -25,6 +27,9 @@ from keras_dist.errors import DataError, cause, shorten
 
 _START, _END = "\ue0f0", "\ue0f1"
 _MOST_BYTES = 2**20  # of a template
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+_CLEANED = [(f" {mark}", mark) for mark in ".?!,"] + [(" ' ", "'")]
+_CLEANED += [(f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")]
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 Messages = Sequence[Mapping[str, Any]]
@@ -80,7 +85,7 @@ def chat(
     """
     check_int("length", length, 2, error=DataError)
     check_option("train_on", train_on, ("assistant", "all"), error=DataError)
-    door = _Door(pathlib.Path(folder).expanduser(), template)
+    door = FolderTokenizer(pathlib.Path(folder).expanduser(), template)
     encoded, cut, dropped = [], 0, 0
     for number, (turns, tools) in enumerate(_conversations(conversations, messages)):
         fitting = door.fitting(turns, tools, length, train_on == "assistant", number)
@@ -100,11 +105,11 @@ def chat(
     return cast("PackedRows", rows)  # since the source has a length
 
 
-class _Door:
-    """The tokenizer and the template of a folder."""
+class FolderTokenizer:
+    """The tokenizer and the chat template of a folder; `user` is the function that needs them."""
 
-    def __init__(self, folder: pathlib.Path, template: str | None) -> None:
-        tokenizers = import_extra("tokenizers", "chat", "`chat`")
+    def __init__(self, folder: pathlib.Path, template: str | None = None, user: str = "`chat`") -> None:
+        tokenizers = import_extra("tokenizers", "chat", user)
         path = folder / "tokenizer.json"
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -116,11 +121,66 @@ class _Door:
         given = {name: config.get(name) for name in _SPECIAL}
         texts = {name: one.get("content") if isinstance(one, dict) else one for name, one in given.items()}
         self._special = {name: text for name, text in texts.items() if isinstance(text, str)}
-        pad = self._tokenizer.token_to_id(self._special.get("pad_token", ""))
-        self.pad_id = 0 if pad is None else pad
-        text = _template_of(folder, config) if template is None else template
-        self._template = _compiled(text)
-        self._is_marked = "endgeneration" in text
+        self.pad_id = next(iter(self._special_ids("pad_token")), 0)
+        self._folder, self._config, self._given_template, self._user = folder, config, template, user
+        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        named = {text for text in self._special.values() if self._tokenizer.token_to_id(text) is not None}
+        self._tokenizer.add_special_tokens(sorted(named - added))  # as transformers
+
+    @functools.cached_property
+    def _template_text(self) -> str:
+        return _template_of(self._folder, self._config) if self._given_template is None else self._given_template
+
+    @functools.cached_property
+    def _template(self) -> Any:
+        return _compiled(self._template_text, self._user)
+
+    @property
+    def _is_marked(self) -> bool:
+        return "endgeneration" in self._template_text
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, with special ones at its ends if the tokenizer adds some."""
+        return self._tokenizer.encode(text).ids
+
+    def encode_conversation(self, turns: Messages, tools: Any, number: int) -> list[int]:
+        """Return the tokens of a conversation, up to where the model is to answer."""
+        text, _ = _without_marks(self._render(turns, tools, number, add_generation_prompt=True))
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, as `decode(skip_special_tokens=True)` of transformers."""
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        for old, new in _CLEANED if self.is_cleaned else ():
+            text = text.replace(old, new)
+        return text
+
+    @functools.cached_property
+    def is_cleaned(self) -> bool:
+        """Whether spaces are removed from text, which transformers does unless the tokenizer is of BPE."""
+        is_asked = self._config.get("clean_up_tokenization_spaces") is True
+        return is_asked and type(self._tokenizer.model).__name__ != "BPE"
+
+    def is_byte(self, token: int) -> bool:
+        """Whether a token is a byte, `<0x0A>`: bytes become text together, once another token follows."""
+        return _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
+
+    @functools.cached_property
+    def stop_tokens(self) -> list[int]:
+        """Tokens that end an answer: of `generation_config.json`, else of `config.json`, else of the tokenizer."""
+        for path in (self._folder / "generation_config.json", self._folder / "config.json"):
+            found: Any = _read_json(path).get("eos_token_id")
+            listed: list[Any] = found if isinstance(found, list) else [found]
+            if found is not None and not all(is_int(token, 0, 2**31 - 1) for token in listed):
+                summary = f"`eos_token_id` of {str(path)!r} must be a token, or a list of tokens"
+                raise DataError(summary, given=shorten(found), fix="correct it, or pass `stop_tokens`")
+            if found is not None:
+                return listed
+        return self._special_ids("eos_token")
+
+    def _special_ids(self, name: str) -> list[int]:
+        found = self._tokenizer.token_to_id(self._special.get(name, ""))
+        return [] if found is None else [found]
 
     def fitting(
         self, turns: Messages, tools: Any, length: int, answers_alone: bool, number: int
@@ -156,8 +216,9 @@ class _Door:
 
     def _render(self, turns: Messages, tools: Any, number: int, **options: Any) -> str:
         options = {"add_generation_prompt": False, **self._special, **options}
+        template = self._template
         try:
-            return self._template.render(messages=turns, tools=tools, documents=None, **options)
+            return template.render(messages=turns, tools=tools, documents=None, **options)
         except Exception as error:  # the template is code of someone else
             summary = f"chat: the template cannot render conversation {number}"
             raise DataError(summary, given=cause(error), fix="correct the conversation, or pass `template`") from error
@@ -187,15 +248,20 @@ def _conversations(source: Any, key: str) -> Iterator[tuple[Messages, Any]]:
     """Yield the messages and the tools of each conversation."""
     rows: Any = _lines(pathlib.Path(source)) if isinstance(source, str | os.PathLike) else source
     for number, row in enumerate(rows):
-        turns: Any = row.get(key) if isinstance(row, Mapping) else row
-        is_list = isinstance(turns, Sequence) and not isinstance(turns, str | bytes) and len(turns) > 0
-        if not is_list or not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in turns):
-            summary = f"chat: conversation {number} must be a list of messages, or a dict with them as {key!r}"
-            raise DataError(summary, given=shorten(row), fix='[{"role": "user", "content": "Hello"}, ...]')
-        text = json.dumps(turns, ensure_ascii=False, default=str)
-        if _START in text or _END in text:
-            raise DataError(f"chat: conversation {number} has a character U+E0F0 or U+E0F1", fix="remove it")
-        yield turns, row.get("tools") if isinstance(row, Mapping) else None
+        yield messages_of(row, key, number)
+
+
+def messages_of(row: Any, key: str, number: int) -> tuple[Messages, Any]:
+    """Return the messages and the tools of a conversation."""
+    turns: Any = row.get(key) if isinstance(row, Mapping) else row
+    is_list = isinstance(turns, Sequence) and not isinstance(turns, str | bytes) and len(turns) > 0
+    if not is_list or not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in turns):
+        summary = f"chat: conversation {number} must be a list of messages, or a dict with them as {key!r}"
+        raise DataError(summary, given=shorten(row), fix='[{"role": "user", "content": "Hello"}, ...]')
+    text = json.dumps(turns, ensure_ascii=False, default=str)
+    if _START in text or _END in text:
+        raise DataError(f"chat: conversation {number} has a character U+E0F0 or U+E0F1", fix="remove it")
+    return turns, row.get("tools") if isinstance(row, Mapping) else None
 
 
 def _lines(path: pathlib.Path) -> Iterator[Any]:
@@ -237,10 +303,10 @@ def _template_of(folder: pathlib.Path, config: Mapping[str, Any]) -> str:
     return found
 
 
-def _compiled(text: str) -> Any:
+def _compiled(text: str, user: str) -> Any:
     """Compile a template in the environment of transformers."""
     jinja2, ext, nodes, sandbox = (
-        import_extra(f"jinja2{module}", "chat", "`chat`") for module in ("", ".ext", ".nodes", ".sandbox")
+        import_extra(f"jinja2{module}", "chat", user) for module in ("", ".ext", ".nodes", ".sandbox")
     )
 
     class Generation(ext.Extension):

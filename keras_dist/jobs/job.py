@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import sys
 from collections.abc import Iterable
 
@@ -18,9 +19,11 @@ from jax.experimental import multihost_utils
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from keras_dist._support.types import Device
 from keras_dist._unstable import jax_runtime
+from keras_dist.config.settings import is_interactive_logging_enabled
 from keras_dist.errors import printable
 from keras_dist.jobs import heartbeat
 
+_LOGGER = logging.getLogger("keras_dist")
 _preemption_points = itertools.count()
 
 
@@ -81,6 +84,14 @@ def print_message(text: str) -> None:
     """Print a line in the first process only."""
     if is_chief():
         sys.stdout.write(f"{printable(text)}\n")
+
+
+def print_progress(text: str) -> None:
+    """Print a line on standard error in the first process only; `disable_interactive_logging` logs it instead."""
+    if is_chief() and is_interactive_logging_enabled():
+        sys.stderr.write(f"{printable(text)}\n")
+    elif is_chief():
+        _LOGGER.info(text)
 
 
 def process_of(device: Device) -> int:

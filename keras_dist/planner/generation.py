@@ -63,7 +63,7 @@ class GenerationReport:
         cache: *propagated*: layouts of the cache of keys and values, as the first program returns it.
         prompts: number of prompts.
         rows: rows of the programs: prompts, padded to a power of two of what the mesh divides. Lengths are padded, too,
-            to 16 times a power of two; the cache has slots for both.
+            to 32 times a power of two; the cache has slots for these and for new tokens, in steps of 64 or a quarter.
         new_tokens: new tokens of each row.
         phases: `prefill`, which reads the prompts, and `decode`, one turn of the loop, for a new token of each row.
     """
@@ -198,7 +198,13 @@ class _Unrun:
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=layout.backend_layout)
 
     def run_compiled(
-        self, key: Any, run: Callable[..., PyTree], *operands: PyTree, donated: Sequence[int] = ()
+        self,
+        key: Any,
+        run: Callable[..., PyTree],
+        *operands: PyTree,
+        donated: Sequence[int] = (),
+        layouts: Sequence[int | None] = (),
+        title: str = "",
     ) -> PyTree:
         """Lower the program, and return the shapes of its results with their layouts."""
         mesh, state = self.distribution.device_mesh, self._cell.state

@@ -23,6 +23,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, with_type
+from keras_dist.jobs.job import print_progress
 from keras_dist.layers import Layer
 from keras_dist.layers.base.names import layers_below
 from keras_dist.training.compile_metrics import note_masks
@@ -116,15 +117,27 @@ class BuiltModule:
         return outputs
 
     def run_compiled(
-        self, key: Any, run: Callable[..., PyTree], *operands: PyTree, donated: Sequence[int] = ()
+        self,
+        key: Any,
+        run: Callable[..., PyTree],
+        *operands: PyTree,
+        donated: Sequence[int] = (),
+        layouts: Sequence[int | None] = (),
+        title: str = "",
     ) -> PyTree:
         """Return `run(module, *operands)` of the module in evaluation mode; it must not change the module.
 
         The program is compiled once for each key and for shapes of operands; `donated` operands are consumed.
+        `layouts` names for each result an operand that is sharded alike, or None for the layout that XLA chooses.
+        A line names a program with a title before it is compiled.
         """
         if key not in self._programs:
-            program = self.forward.in_evaluation(run)
-            self._programs[key] = jax.jit(program, donate_argnums=[place + 2 for place in donated])
+            alike = [None if place is None else operands[place] for place in layouts]
+            shardings = tuple(jax.tree.map(lambda leaf: leaf.sharding, alike)) if layouts else None
+            program, places = self.forward.in_evaluation(run), [place + 2 for place in donated]
+            if title:
+                print_progress(f"{title}: compiling")
+            self._programs[key] = jax.jit(program, donate_argnums=places, out_shardings=shardings)
         with self.cell.lock:
             state = self.cell.state
             return self._programs[key](state.trainable, state.rest, *operands)

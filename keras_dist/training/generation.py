@@ -1,5 +1,7 @@
 """The two programs that generate tokens: one reads prompts and fills a cache, the other runs a loop on the devices.
 
+The loop takes its number of turns as an operand: one call computes all tokens, and a stream calls it for each token.
+
 Prompts are padded to sizes from a short list, so that few programs are compiled. Each row draws with its own key: its
 tokens do not depend on the other rows, on padding or on the mesh.
 """
@@ -7,7 +9,7 @@ tokens do not depend on the other rows, on padding or on the mesh.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
@@ -22,8 +24,10 @@ from keras_dist.losses.vocabulary import Projection
 from keras_dist.training.uneven_rows import rows_multiple
 from keras_dist.variables import call_context
 
-_SMALLEST = 16
-"""Lengths are padded to this number times a power of two."""
+_SMALLEST = 32
+"""Prompts are padded to this number times a power of two."""
+_SLOTS = 64
+"""Slots of a cache are a multiple of this, or of a quarter of the largest power of two that they hold."""
 _STOPS = 4
 """Stop tokens are padded to a multiple of this."""
 
@@ -96,22 +100,35 @@ class Network(Protocol):
         ...
 
     def run_compiled(
-        self, key: Any, run: Callable[..., PyTree], *operands: PyTree, donated: Sequence[int] = ()
+        self,
+        key: Any,
+        run: Callable[..., PyTree],
+        *operands: PyTree,
+        donated: Sequence[int] = (),
+        layouts: Sequence[int | None] = (),
+        title: str = "",
     ) -> PyTree:
-        """Return `run(module, *operands)`, compiled once for each key; `donated` operands are consumed."""
+        """Return `run(module, *operands)`, compiled once for each key, with a line that names it if it has a title.
+
+        `donated` operands are consumed. `layouts` names for each result an operand that is sharded alike, or None.
+        """
         ...
 
 
 class Generation:
     """The programs for prompts of some sizes, and their operands."""
 
-    def __init__(self, network: Network, rows: Sequence[np.ndarray], new_tokens: int, sampling: Sampling) -> None:
-        self._network, self._sampling, self._new_tokens = network, sampling, new_tokens
+    def __init__(
+        self, network: Network, rows: Sequence[np.ndarray], new_tokens: int, sampling: Sampling, shows: bool = False
+    ) -> None:
+        self._network, self._sampling, self._new_tokens, self._shows = network, sampling, new_tokens, shows
         lengths = np.array([len(row) for row in rows], np.int32)
-        length = _padded_size(int(lengths.max()))
+        length = _SMALLEST * 2 ** max(0, int(np.ceil(np.log2(lengths.max() / _SMALLEST))))
         multiple = rows_multiple({"tokens": np.zeros((len(rows), length), np.int32)}, network.distribution)
         count = multiple * 2 ** int(np.ceil(np.log2(-(-len(rows) // multiple))))
-        self._slots = length + _padded_size(new_tokens)
+        slots = length + new_tokens
+        step = max(_SLOTS, 2 ** (slots.bit_length() - 3))
+        self._slots = -(-slots // step) * step
         self._lengths = np.pad(lengths, (0, count - len(rows)), constant_values=1)
         self._is_added = np.arange(count) >= len(rows)
         self._tokens = np.zeros((count, length), np.int32)
@@ -121,51 +138,90 @@ class Generation:
 
     def __call__(self, stops: Sequence[int], seed: int, factors: tuple[np.float32, np.float32]) -> PyTree:
         """Return the new tokens (rows, new tokens), and more columns of programs for more tokens."""
-        place, network = self._network.placed, self._network
+        shared = self._shared(stops, seed, factors)
+        first, *state = self._first(shared)
+        return first if self._new_tokens == 1 else self._continued(1, self._new_tokens, first, state, shared)[0]
+
+    def stream(self, stops: Sequence[int], seed: int, factors: tuple[np.float32, np.float32]) -> Generator[np.ndarray]:
+        """Yield a new token of each row (rows,) at a time; tokens of rows that have ended are arbitrary."""
+        shared = self._shared(stops, seed, factors)
+        token, *state = self._first(shared)
+        yield np.asarray(token)
+        for number in range(1, self._new_tokens):
+            _, cache, token, has_ended = self._continued(number, number + 1, token, state, shared)
+            state = [cache, has_ended]
+            yield np.asarray(token)
+
+    def _shared(self, stops: Sequence[int], seed: int, factors: tuple[np.float32, np.float32]) -> tuple[PyTree, ...]:
+        """Return the operands that both programs take."""
+        place = self._network.placed
         padded = np.pad(np.array(stops, np.int32), (0, -len(stops) % _STOPS or _STOPS), constant_values=-1)
         seeds = np.arange(len(self._tokens), dtype=np.uint32), np.full(len(self._tokens), seed, np.uint32)
-        shared = (factors, place(self._lengths), tuple(map(place, seeds)), place(self._is_added), place(padded))
-        key = (self._tokens.shape[1], self._slots, self._sampling)
-        first, cache = network.run_compiled(("prefill", *key), self._prefill, place(self._tokens), *shared)
-        if self._new_tokens == 1:
-            return first
-        operands = cache, first, np.int32(self._new_tokens), *shared
-        return network.run_compiled(("decode", *key), self._decode, *operands, donated=(0,))[0]
+        return factors, place(self._lengths), tuple(map(place, seeds)), place(self._is_added), place(padded)
+
+    def _first(self, shared: tuple[PyTree, ...]) -> PyTree:
+        """Return the first new token of each row, the cache, and whether rows have ended."""
+        key, tokens = (*self._tokens.shape, self._slots, self._sampling), self._network.placed(self._tokens)
+        title = self._titled(f"reads prompts of up to {tokens.shape[1]} tokens")
+        return self._network.run_compiled(("prefill", *key), self._prefill, tokens, *shared, title=title)
+
+    def _continued(
+        self, number: int, until: int, token: PyTree, state: Sequence[PyTree], shared: tuple[PyTree, ...]
+    ) -> PyTree:
+        """Return `token` and those up to number `until`, the cache, the last token, and whether rows have ended."""
+        key = ("decode", len(self._tokens), self._slots, self._sampling)
+        operands = state[0], token, state[1], (np.int32(number), np.int32(until)), *shared
+        title, layouts = self._titled("adds tokens"), (None, 0, 1, 2)
+        return self._network.run_compiled(key, self._decode, *operands, donated=(0,), layouts=layouts, title=title)
+
+    def _titled(self, task: str) -> str:
+        sizes = f"batch {len(self._tokens)}, {self._slots} slots"
+        return f"generate: the program that {task} ({sizes})" if self._shows else ""
 
     def _prefill(
-        self, module: Any, tokens: jax.Array, factors: Any, lengths: jax.Array, seeds: Any, *_: jax.Array
-    ) -> tuple[jax.Array, PyTree]:
-        """Return the first new token of each row, and the cache of the prompts (traced)."""
+        self,
+        module: Any,
+        tokens: jax.Array,
+        factors: Any,
+        lengths: jax.Array,
+        seeds: Any,
+        is_added: jax.Array,
+        stops: jax.Array,
+    ) -> tuple[jax.Array, PyTree, jax.Array]:
+        """Return the first new token of each row, the cache of the prompts, and whether rows have ended (traced)."""
         _check_keeps_cache(module)
-        index = jnp.arange(tokens.shape[1])
-        segments = (index < lengths[:, None]).astype(jnp.int32)
-        inputs = {"tokens": tokens, "positions": jnp.broadcast_to(index, tokens.shape), "segments": segments}
+        index, ends = jnp.arange(tokens.shape[1]), lengths[:, None]
+        segments = (index < ends).astype(jnp.int32)
+        inputs = {"tokens": tokens, "positions": jnp.minimum(index, ends), "segments": segments}  # sharded as the rows
         with call_context.entered(False, anew=True) as context:
             context.shards_of = lambda weight, dim: 1
             empty, before = module.empty_cache(len(tokens), self._slots), _values(module)
             logits, cache = _checked_result(module(inputs, cache=empty), tokens, empty)
         _check_unchanged(before, _values(module))
         last = _logits_at(lengths - 1, logits, context.projection_of(logits))
-        return self._sampling.tokens(last, _keys(seeds, 0), factors), cache
+        first = self._sampling.tokens(last, _keys(seeds, 0), factors)
+        return first, cache, is_added | jnp.isin(first, stops)
 
     def _decode(
         self,
         module: Any,
         cache: PyTree,
-        first: jax.Array,
-        most: jax.Array,
+        token: jax.Array,
+        has_ended: jax.Array,
+        bounds: tuple[jax.Array, jax.Array],
         factors: Any,
         lengths: jax.Array,
         seeds: Any,
         is_added: jax.Array,
         stops: jax.Array,
-    ) -> tuple[jax.Array, PyTree]:
-        """Return all new tokens, and the cache, in the memory of the one given (traced)."""
-        found = jnp.zeros((len(first), self._slots - self._tokens.shape[1]), jnp.int32).at[:, 0].set(first)
+    ) -> tuple[jax.Array, PyTree, jax.Array, jax.Array]:
+        """Return `token` and those after it, the cache in the memory of the one given, and the state (traced)."""
+        start, until = bounds
+        found = jnp.zeros((len(token), self._slots), jnp.int32).at[:, 0].set(token)
 
         def goes_on(carry: PyTree) -> jax.Array:
             number, _, _, _, has_ended = carry
-            return (number < most) & ~jnp.all(has_ended)
+            return (number < until) & ~jnp.all(has_ended)
 
         def turn(carry: PyTree) -> PyTree:
             number, cache, token, found, has_ended = carry
@@ -173,12 +229,12 @@ class Generation:
             inputs = {"tokens": token[:, None], "positions": positions, "segments": jnp.ones_like(positions)}
             logits, cache = module(inputs, cache=cache)
             token = self._sampling.tokens(logits[:, -1], _keys(seeds, number), factors)
-            found = jax.lax.dynamic_update_slice(found, token[:, None], (0, number))
+            found = jax.lax.dynamic_update_slice(found, token[:, None], (0, number - start + 1))
             return number + 1, cache, token, found, has_ended | jnp.isin(token, stops)
 
-        has_ended = is_added | jnp.isin(first, stops)
-        _, cache, _, found, _ = jax.lax.while_loop(goes_on, turn, (jnp.int32(1), cache, first, found, has_ended))
-        return found, cache
+        carry = start, cache, token, found, has_ended
+        _, cache, token, found, has_ended = jax.lax.while_loop(goes_on, turn, carry)
+        return found, cache, token, has_ended
 
 
 def _checked_result(result: Any, tokens: jax.Array, empty: PyTree) -> tuple[jax.Array, PyTree]:
@@ -228,11 +284,6 @@ def _keys(seeds: tuple[jax.Array, jax.Array], number: ArrayLike) -> jax.Array:
     return jax.vmap(lambda row, seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), row), number))(
         row, seed
     )
-
-
-def _padded_size(size: int) -> int:
-    """Return the smallest size of programs that holds so many tokens."""
-    return _SMALLEST * 2 ** max(0, int(np.ceil(np.log2(size / _SMALLEST))))
 
 
 def _check_keeps_cache(module: Any) -> None:

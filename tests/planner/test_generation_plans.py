@@ -14,7 +14,7 @@ from keras_dist.training.built_model import BuiltModel
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, SIZE, INNER, WORDS = 2, 32, 8, 4, 8, 64, 512
 ROWS, PROMPT, NEW = 8, 32, 16
-SLOTS = PROMPT + NEW
+SLOTS = 64  # for both
 
 
 def decoder(tied=False, scan=False):

@@ -14,7 +14,7 @@ from keras_dist.errors import ModelError
 from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, FeedForwardConfig, Rotary
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]]
-NEW, WIDEST = 6, 32
+NEW, WIDEST = 6, 80
 ATTENTION = AttentionConfig(num_heads=8, num_kv_heads=4, head_dim=4, rotary=Rotary())
 CONFIG = DecoderConfig(
     family="llama",
@@ -106,20 +106,89 @@ def test_each_row_ends_after_a_stop_token(alone, expected):
         assert row == (whole[: whole.index(stop) + 1] if stop in whole else whole)
 
 
-def test_a_size_is_compiled_once(alone):
-    programs = alone._with_weights()._programs
-    kd.generate(alone, PROMPTS, NEW)
+def joined(steps):
+    """The tokens of each row of a stream, which ends with None."""
+    rows = [list(row) for row in zip(*steps, strict=True)]
+    counts = [sum(token is not None for token in row) for row in rows]
+    assert all(None not in row[:count] for row, count in zip(rows, counts, strict=True))
+    return [row[:count] for row, count in zip(rows, counts, strict=True)]
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "top_p": 0.9, "seed": 7}], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("where", ["alone", "split"])
+def test_a_stream_has_the_same_tokens(request, where, options):
+    decoder = request.getfixturevalue(where)
+    whole = kd.generate(decoder, PROMPTS, NEW, **options)
+    programs = decoder._built._programs
     known = len(programs)
-    kd.generate(alone, [[7] * 15, [1], [2]], NEW - 1)
-    assert len(programs) == known
-    kd.generate(alone, [[7] * 17], NEW)
-    assert len(programs) == known + 2, "prompts of 32 tokens: one program to read them, one to go on"
+    assert joined(kd.generate(decoder, PROMPTS, NEW, stream=True, **options)) == whole
+    stops = [whole[0][1], whole[2][3]]
+    expected = kd.generate(decoder, PROMPTS, NEW, stop_tokens=stops, **options)
+    steps = [*kd.generate(decoder, PROMPTS, NEW, stop_tokens=stops, stream=True, **options)]
+    assert joined(steps) == expected
+    assert len(steps) == max(map(len, expected)), "it ends with the last row"
+    assert len(programs) == known and {each._cache_size() for each in programs.values()} == {1}
 
 
-def test_sizes_with_the_same_number_of_slots_have_their_own_programs(alone):
+def test_a_stream_computes_a_token_at_a_time(alone, monkeypatch):
+    kd.generate(alone, PROMPTS, NEW)
+    ran, run = [], type(alone._built).run_compiled
+
+    def running(self, key, *arguments, **options):
+        ran.append(key[0])
+        return run(self, key, *arguments, **options)
+
+    monkeypatch.setattr(type(alone._built), "run_compiled", running)
+    steps = kd.generate(alone, PROMPTS, NEW, stream=True)
+    assert not ran, "nothing before it is asked for"
+    first = next(steps)
+    assert ran == ["prefill"]
+    second = next(steps)
+    assert ran == ["prefill", "decode"]
+    steps.close()
+    assert ran == ["prefill", "decode"] and [*steps] == []
+    assert [[*row] for row in zip(first, second, strict=True)] == [row[:2] for row in kd.generate(alone, PROMPTS, NEW)]
+
+
+def test_streams_do_not_disturb_each_other(alone, expected):
+    steps = [kd.generate(alone, [prompt], NEW, stream=True) for prompt in PROMPTS]
+    assert [[token for (token,) in each] for each in zip(*steps, strict=True)] == [
+        *map(list, zip(*expected, strict=True))
+    ]
+
+
+def test_few_programs_serve_many_sizes(alone, capfd):
+    programs = alone._with_weights()._programs
+    programs.clear()
+    tasks = ("adds tokens", "reads prompts of up to 32 tokens")
+    for length, new in ((1, 1), (32, 32), (31, 5), (20, 17)):
+        kd.generate(alone, [[7] * length] * 8, new)
+    assert len(programs) == 2
+    lines = {f"generate: the program that {task} (batch 8, 64 slots): compiling" for task in tasks}
+    assert {*capfd.readouterr().err.splitlines()} == lines
+    sizes = (1, 40), (33, 64), (64, 2), (65, 30), (70, 25), (128, 64), (100, 40)
+    for length, new in sizes:
+        assert len(kd.generate(alone, [[7] * length] * 8, new, verbose=0)[0]) == new
+    assert len(programs) == 2 + 3 + 2, "prompts of 32, 64 and 128 tokens; 128 and 192 slots"
+    assert {each._cache_size() for each in programs.values()} == {1} and not capfd.readouterr().err
+
+
+def test_lines_of_compilations_are_logged_on_request(alone, capfd, caplog):
+    kd.config.disable_interactive_logging()
+    try:
+        with caplog.at_level("INFO", "keras_dist"):
+            kd.generate(alone, [[7] * 300], 1)
+    finally:
+        kd.config.enable_interactive_logging()
+    assert not capfd.readouterr().err
+    assert "generate: the program that reads prompts of up to 512 tokens (batch 1, 640 slots): compiling" in caplog.text
+
+
+def test_prompts_of_other_sizes_share_the_loop(alone):
     kd.generate(alone, [list(range(1, 25))], 16)
     assert kd.generate(alone, [PROMPTS[0]], 18)[0][:NEW] == kd.generate(alone, [PROMPTS[0]], NEW)[0]
-    assert len(kd.generate(alone, [PROMPTS[0]], 18)[0]) == 18
+    long = [*range(1, 60)]
+    assert kd.generate(alone, [long], 18)[0] == kd.generate(alone, [long], 70)[0][:18] == recomputed(alone, long, 18)
 
 
 def test_numbers_of_sampling_are_no_programs(alone):
@@ -263,6 +332,9 @@ def test_modules_that_break_the_protocol(module, said):
         ({"prompts": [[1, 96]]}, "not in the vocabulary"),
         ({"prompts": [[-1]]}, "not in the vocabulary"),
         ({"model": 3}, "`model` must be"),
+        ({"stream": "yes"}, "`stream`"),
+        ({"verbose": 3}, "`verbose`"),
+        ({"stream": True, "seed": -1}, "`seed`"),
     ],
 )
 def test_wrong_arguments(alone, change, said):
@@ -271,7 +343,7 @@ def test_wrong_arguments(alone, change, said):
 
 
 def test_a_cache_that_exceeds_the_memory_names_the_number_of_tokens(alone, monkeypatch):
-    def fails(*_):
+    def fails(*_, **__):
         raise jax.errors.JaxRuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 687 bytes.")
 
     monkeypatch.setattr(type(alone._with_weights()), "run_compiled", fails)
