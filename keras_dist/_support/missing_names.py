@@ -23,10 +23,10 @@ _IN_DATA = (
 
 OF_KERAS = {
     "dtype_policies.DTypePolicyMap": "`dtype=` of the layers; a policy is for all of a layer",
-    "dtype_policies.*DTypePolicy": "`kd.mixed_precision.DTypePolicy`; nothing is quantized",
+    "dtype_policies.*DTypePolicy": "`kd.mixed_precision.DTypePolicy`; models are quantized by `model.quantize`",
     "Function": "`kd.Model(inputs, outputs)`",
     "Operation": "`kd.Layer`",
-    "Quantizer": "nothing, keras_dist does not quantize",
+    "Quantizer": "`model.quantize`",
     "StatelessScope": "`model.stateless_call`",
     "SymbolicScope": "`kd.Input`, and `jax.eval_shape`",
     "applications.*": "Keras's own, by `kd.Model.from_keras`; any `flax.nnx` model, by `kd.Model.from_nnx`",
@@ -43,7 +43,7 @@ OF_KERAS = {
     "layers.TorchModuleWrapper": "nothing, keras_dist does not run PyTorch",
     "legacy.*": "`kd.saving`",
     "optimizers.legacy.*": "`kd.optimizers`",
-    "quantizers.*": "nothing, keras_dist does not quantize",
+    "quantizers.*": "`model.quantize`",
     "saving.KerasFileEditor": "`h5py`; `load_weights` with `skip_mismatch=True` or `objects_to_skip=`",
     "utils.Config": "a dict",
     "utils.FeatureSpace": "`StringLookup`, `IntegerLookup`, `Discretization` and `Normalization`, one for each feature",

@@ -100,24 +100,23 @@ class DequantizedFile(TensorReader):
         outer = super().view(f"{name}.nested_absmax").reshape(-1).astype(np.float32)
         codes = super().view(f"{name}.nested_quant_map").astype(np.float32)
         offset, blocksize = state.get("nested_offset"), state.get("nested_blocksize")
-        is_fine = (
-            scale.dtype == np.uint8 and codes.shape == (256,) and is_number(offset) and is_int(blocksize, 1, 2**20)
-        )
-        if not is_fine or outer.size * blocksize < scale.size:
+        is_known = scale.dtype == np.uint8 and codes.shape == (256,) and is_number(offset)
+        size = int(blocksize) if is_int(blocksize, 1, 2**20) else 0  # type: ignore[arg-type]
+        if not is_known or outer.size * size < scale.size:
             raise self._unknown(f"{name!r}: scales of {scale.dtype}, {outer.size} scales of these", "nested scales")
-        return codes[scale] * np.repeat(outer, blocksize)[: scale.size] + np.float32(offset)
+        return codes[scale] * np.repeat(outer, size)[: scale.size] + np.float32(offset)
 
     def _state(self, name: str) -> dict[str, Any]:
         """Return the document beside a weight of bitsandbytes."""
         array = super().view(f"{name}{_STATE}")
         try:
-            state = json.loads(array.tobytes()) if array.nbytes <= _LONGEST_STATE else None
+            read = json.loads(array.tobytes()) if array.nbytes <= _LONGEST_STATE else None
         except (ValueError, RecursionError):
-            state = None
-        shape = state.get("shape") if isinstance(state, dict) else None
+            read = None
+        state = read if isinstance(read, dict) else {}
+        shape = state.get("shape")
         is_shape = isinstance(shape, list) and 0 < len(shape) <= 8 and all(is_int(size, 1, 2**40) for size in shape)
-        is_known = is_shape and state.get("dtype") in _DTYPES and is_int(state.get("blocksize"), 1, 2**20)
-        if not isinstance(state, dict) or not is_known:
+        if not is_shape or state.get("dtype") not in _DTYPES or not is_int(state.get("blocksize"), 1, 2**20):
             raise self._unknown(f"{name}{_STATE}", "a JSON document with `shape`, `dtype` and `blocksize`")
         return state
 

@@ -12,8 +12,8 @@ from keras_dist._support import missing_names
 @pytest.mark.parametrize(
     ("package", "name", "words"),
     [
-        (kd, "Quantizer", "does not quantize"),
-        (kd, "quantizers", "does not quantize"),
+        (kd, "Quantizer", "model.quantize"),
+        (kd, "quantizers", "model.quantize"),
         (kd, "legacy", "kd.saving"),
         (kd, "StatelessScope", "model.stateless_call"),
         (kd, "applications", "from_keras"),

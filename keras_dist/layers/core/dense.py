@@ -50,7 +50,7 @@ def project(
     logits = jnp.matmul(inputs, kernel if vocabulary_dim else kernel.T)
     logits = logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)
     context = call_context.current()
-    if context is not None and form_of(weight) is None:  # a quantized one is dequantized in a trace of its own
+    if context is not None and form_of(weight) is None:  # a quantized one is dequantized in another trace
         inputs, kernel = (array.astype(logits.dtype) for array in (inputs, kernel))
         context.note_projection(logits, Projection(inputs, kernel, vocabulary_dim, soft_cap), weight.path)
     return logits
