@@ -161,7 +161,7 @@ class Block(Layer):
     ) -> None:
         super().__init__(autocast=False, **kwargs)
         dtype, placement = self.dtype_policy, config.norm.placement
-        self.placement = placement
+        self.placement, self.residual_scale = placement, config.residual_scale
         attention = SelfAttention if config.attention.qk_clip is None else ClippedSelfAttention
         self.attention = attention(config, is_causal, initializer, dtype=dtype)
         self.feed_forward = (Experts if has_experts else FeedForward)(config, initializer, dtype=dtype)
@@ -204,5 +204,5 @@ class Block(Layer):
     def _added(self, hidden: jax.Array, added: jax.Array, name: str) -> jax.Array:
         if self.placement in ("after", "both"):
             added = getattr(self, f"{name}_post_norm")(added)
-        hidden = hidden + added
+        hidden = hidden + (added if self.residual_scale == 1 else added * self.residual_scale)
         return getattr(self, f"{name}_norm")(hidden) if self.placement == "after_residual" else hidden

@@ -258,6 +258,7 @@ class NetworkConfig:
         feed_forward: the feed-forward networks.
         norm: the normalizations.
         experts: experts in place of the feed-forward networks, or None; for decoders.
+        residual_scale: factor of the outputs of attention and feed-forward network, before they are added.
         max_length: longest sequence of the training; number of learned positions.
         initializer_range: standard deviation of initial kernels and embeddings.
         extra: entries of `config.json` that do not change the network, such as the ids of special tokens.
@@ -270,6 +271,7 @@ class NetworkConfig:
     feed_forward: FeedForwardConfig
     norm: NormConfig = NormConfig()
     experts: ExpertsConfig | None = None
+    residual_scale: float = 1.0
     max_length: int = 2048
     initializer_range: float = 0.02
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
@@ -322,6 +324,7 @@ class DecoderConfig(NetworkConfig):
         learned_positions: whether a learned vector of its position is added to each token.
         embedding_scale: factor of the embeddings, or None.
         tied_head: whether the head uses the embeddings.
+        logit_divisor: divisor of the logits.
         logit_soft_cap: limit of the logits, `cap * tanh(logits / cap)`, or None.
 
     Raises:
@@ -332,12 +335,14 @@ class DecoderConfig(NetworkConfig):
     learned_positions: bool = False
     embedding_scale: float | None = None
     tied_head: bool = False
+    logit_divisor: float = 1.0
     logit_soft_cap: float | None = None
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if self.logit_soft_cap == 0:
-            yield "logit_soft_cap=0 must be positive"
+        for name in ("logit_divisor", "logit_soft_cap"):
+            if getattr(self, name) == 0:
+                yield f"{name}=0 must be positive"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

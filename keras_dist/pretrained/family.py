@@ -353,8 +353,9 @@ def layer_norm(path: str, name: str) -> dict[str, str]:
 
 
 def _canonical(config: NetworkConfig) -> NetworkConfig:
-    """Return a config that lists the layers with a window, without what is chosen for training."""
+    """Return a config that lists the layers with a window and names factors, without what is chosen for training."""
     heads = dataclasses.replace(config.attention, implementation="auto", qk_clip=None)
+    heads = dataclasses.replace(heads, scale=heads.score_scale)
     sliding = tuple(layer for layer in range(config.num_layers) if heads.slides(layer))
     heads = dataclasses.replace(heads, window=heads.window if sliding else None, sliding_layers=sliding)
     experts = config.experts and dataclasses.replace(config.experts, capacity_factor=None)

@@ -18,6 +18,9 @@ KINDS = ["sliding_attention", "full_attention"]
 ROTARIES = {"rope_type": "default", "rope_theta": 50.0}, LINEAR
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 LARGER = {"num_attention_heads": 4, "hidden_size": 32}
+FACTORS = {"embedding_multiplier": 3.5, "attention_multiplier": 0.11, "residual_multiplier": 0.22}
+FACTORS |= {"logits_scaling": 6.0}
+ODD = {"vocab_size": 67, "hidden_size": 18, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3}
 NETWORKS = {
     "llama": ("LlamaForCausalLM", {**TWO, "rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
     "mistral": ("MistralForCausalLM", {**HEADS, **WINDOW, "rope_parameters": YARN, "max_position_embeddings": 32}),
@@ -40,7 +43,10 @@ NETWORKS = {
             "rope_parameters": dict(zip(KINDS, ROTARIES, strict=True)),
         },
     ),
-    "gpt2": ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16, "n_inner": 24}),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16, "n_inner": 24},
+    ),
     "phi3": (
         "Phi3ForCausalLM",
         {
@@ -70,6 +76,15 @@ NETWORKS = {
     "smollm3": (
         "SmolLM3ForCausalLM",
         {**HEADS, **WINDOW, "use_sliding_window": True, "no_rope_layers": [1, 0], "attention_bias": True},
+    ),
+    "granite": ("GraniteForCausalLM", {**TWO, **FACTORS, "attention_bias": True, "mlp_bias": True}),
+    "granite_tied": (
+        "GraniteForCausalLM",
+        {**ODD, **FACTORS, "attention_multiplier": 1.0, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
+    "granite_divided": (
+        "GraniteForCausalLM",
+        {**HEADS, "logits_scaling": 0.3, "residual_multiplier": 1.7, "rope_parameters": LINEAR, "hidden_act": "gelu"},
     ),
     "bert": (
         "BertModel",

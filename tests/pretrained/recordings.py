@@ -1,7 +1,8 @@
 """Records tiny networks of `transformers`: config, weights, inputs and outputs, for `test_families.py`.
 
 `python -m tests.pretrained.recordings` writes `tests/pretrained/recordings/<family>/`, in an environment with torch,
-transformers 5 and safetensors. The options are chosen so that each has an effect in sequences of 12 tokens.
+transformers 5 and safetensors; with names of families it writes these alone. The options are chosen so that each has an
+effect in sequences of 12 tokens.
 
 `... --check FOLDER` loads networks that keras_dist has saved in `FOLDER/<family>`, and compares outputs. Tests
 leave them there if `KEEP_SAVED=FOLDER` is set.
@@ -23,7 +24,7 @@ def recorded(family: str, folder: pathlib.Path) -> None:
     name, options = NETWORKS[family]
     taken = {} if family == "gpt2" else SIZES
     taken = {key: value for key, value in taken.items() if family != "vit" or key != "vocab_size"}
-    special = {} if family == "vit" else {"vocab_size": 64, **SHORT}
+    special = {} if family == "vit" else SHORT
     kind = getattr(transformers, name)
     config = kind.config_class(**{"initializer_range": 0.3, **taken, **special, **options})
     torch.manual_seed(0)
@@ -78,7 +79,7 @@ def main() -> None:
         for family in NETWORKS:
             print(checked(family, pathlib.Path(sys.argv[2]) / family))
         return
-    for family in NETWORKS:
+    for family in sys.argv[1:] or NETWORKS:
         folder = FOLDER / family
         recorded(family, folder)
         (folder / "generation_config.json").unlink(missing_ok=True)

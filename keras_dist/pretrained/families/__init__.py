@@ -7,6 +7,7 @@ from keras_dist.pretrained.families.experts_family import ExpertsFamily
 from keras_dist.pretrained.families.gemma2 import Gemma2
 from keras_dist.pretrained.families.gemma3 import Gemma3Text
 from keras_dist.pretrained.families.gpt2 import GPT2
+from keras_dist.pretrained.families.granite import Granite
 from keras_dist.pretrained.families.llama import Llama
 from keras_dist.pretrained.families.mistral import Mistral
 from keras_dist.pretrained.families.mixtral import Mixtral
@@ -25,6 +26,7 @@ __all__ = [
     "ExpertsFamily",
     "Gemma2",
     "Gemma3Text",
+    "Granite",
     "Llama",
     "Mistral",
     "Mixtral",
