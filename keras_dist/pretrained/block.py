@@ -93,7 +93,7 @@ class SelfAttention(Layer):
         if options.qk_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if angles is not None:
-            query, key = rotated(query, angles), rotated(key, angles)
+            query, key = (rotated(each, angles, options.rotates_neighbours) for each in (query, key))
         if slots is not None:
             slots = slots.written(key, value)
             key, value = slots.read()

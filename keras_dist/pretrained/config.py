@@ -113,6 +113,8 @@ class AttentionConfig:
         rotary: rotary position embeddings, or None.
         sliding_rotary: rotary position embeddings of `sliding_layers`; None for `rotary`.
         layers_without_rotary: indices of layers without rotary position embeddings.
+        rotates_neighbours: whether rotary position embeddings rotate dims 0 and 1, 2 and 3, ... of a head, instead of
+            the first half of its dims with the second.
         implementation: `"xla"`, `"cudnn"`, `"splash"`, `"ring"`, or `"auto"`: a ring where the strategy has a sequence
             axis (see `ops.dot_product_attention`), else the fastest on the platform of the mesh: cuDNN on GPUs, Pallas
             splash attention on TPUs, XLA elsewhere and where these do not support the options. With a cache it is XLA.
@@ -136,6 +138,7 @@ class AttentionConfig:
     rotary: Rotary | None = None
     sliding_rotary: Rotary | None = None
     layers_without_rotary: tuple[int, ...] = ()
+    rotates_neighbours: bool = False
     implementation: str = "auto"
     qk_clip: float | None = None
 

@@ -21,6 +21,7 @@ LARGER = {"num_attention_heads": 4, "hidden_size": 32}
 FACTORS = {"embedding_multiplier": 3.5, "attention_multiplier": 0.11, "residual_multiplier": 0.22}
 FACTORS |= {"logits_scaling": 6.0}
 ODD = {"vocab_size": 67, "hidden_size": 18, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3}
+QUARTER = {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.25}}
 NETWORKS = {
     "llama": ("LlamaForCausalLM", {**TWO, "rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
     "mistral": ("MistralForCausalLM", {**HEADS, **WINDOW, "rope_parameters": YARN, "max_position_embeddings": 32}),
@@ -85,6 +86,15 @@ NETWORKS = {
     "granite_divided": (
         "GraniteForCausalLM",
         {**HEADS, "logits_scaling": 0.3, "residual_multiplier": 1.7, "rope_parameters": LINEAR, "hidden_act": "gelu"},
+    ),
+    "glm4": ("Glm4ForCausalLM", {**TWO, "attention_bias": True, "rms_norm_eps": 1e-3}),
+    "glm4_quarter": (
+        "Glm4ForCausalLM",
+        {**ODD, **QUARTER, "head_dim": 8, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
+    "glm4_whole": (
+        "Glm4ForCausalLM",
+        {**HEADS, "rope_parameters": {**LINEAR, "partial_rotary_factor": 1.0}, "attention_bias": False},
     ),
     "bert": (
         "BertModel",

@@ -6,6 +6,7 @@ from keras_dist.pretrained.families.encoder_family import EncoderFamily
 from keras_dist.pretrained.families.experts_family import ExpertsFamily
 from keras_dist.pretrained.families.gemma2 import Gemma2
 from keras_dist.pretrained.families.gemma3 import Gemma3Text
+from keras_dist.pretrained.families.glm4 import Glm4
 from keras_dist.pretrained.families.gpt2 import GPT2
 from keras_dist.pretrained.families.granite import Granite
 from keras_dist.pretrained.families.llama import Llama
@@ -26,6 +27,7 @@ __all__ = [
     "ExpertsFamily",
     "Gemma2",
     "Gemma3Text",
+    "Glm4",
     "Granite",
     "Llama",
     "Mistral",
