@@ -21,7 +21,7 @@ from keras_dist.pretrained.cache import Slots
 from keras_dist.pretrained.config import NetworkConfig
 from keras_dist.pretrained.feed_forward import Experts, FeedForward, kernel_initializer
 from keras_dist.pretrained.kernels import Arrays, attend_by
-from keras_dist.pretrained.rotary import Angles, rotated
+from keras_dist.pretrained.rotary import Angles, grown, rotated
 from keras_dist.variables import call_context
 
 
@@ -94,6 +94,8 @@ class SelfAttention(Layer):
             query, key = self.query_norm(query), self.key_norm(key)
         if angles is not None:
             query, key = (rotated(each, angles, options.rotates_neighbours) for each in (query, key))
+        if options.query_growth is not None and options.rotary is not None:
+            query = grown(query, queries, options.query_growth, options.rotary)
         if slots is not None:
             slots = slots.written(key, value)
             key, value = slots.read()

@@ -115,6 +115,8 @@ class AttentionConfig:
         layers_without_rotary: indices of layers without rotary position embeddings.
         rotates_neighbours: whether rotary position embeddings rotate dims 0 and 1, 2 and 3, ... of a head, instead of
             the first half of its dims with the second.
+        query_growth: queries are multiplied by `1 + query_growth * log(1 + floor(position / length))`, where the length
+            is `original_max_position_embeddings` of `rotary`; None for 1.
         implementation: `"xla"`, `"cudnn"`, `"splash"`, `"ring"`, or `"auto"`: a ring where the strategy has a sequence
             axis (see `ops.dot_product_attention`), else the fastest on the platform of the mesh: cuDNN on GPUs, Pallas
             splash attention on TPUs, XLA elsewhere and where these do not support the options. With a cache it is XLA.
@@ -139,6 +141,7 @@ class AttentionConfig:
     sliding_rotary: Rotary | None = None
     layers_without_rotary: tuple[int, ...] = ()
     rotates_neighbours: bool = False
+    query_growth: float | None = None
     implementation: str = "auto"
     qk_clip: float | None = None
 
@@ -166,6 +169,9 @@ class AttentionConfig:
             yield f"qk_clip={self.qk_clip} has no effect with qk_norm={self.qk_norm!r}, which bounds the scores"
         if self.qk_clip is not None and self.implementation not in ("auto", "xla"):
             yield f"qk_clip={self.qk_clip} needs scores, which implementation={self.implementation!r} does not store"
+        length = getattr(self.rotary, "original_max_position_embeddings", None)
+        if self.query_growth is not None and length is None:
+            yield f"query_growth={self.query_growth} needs original_max_position_embeddings of rotary"
         if self.num_heads % self.num_kv_heads:
             yield f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
         yield from _not_among("qk_norm", self.qk_norm, QK_NORMS)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist.pretrained.attending import Span
 from keras_dist.pretrained.config import NetworkConfig, Rotary
 
 Angles = tuple[jax.Array, jax.Array]
@@ -42,6 +43,13 @@ def rotated(values: jax.Array, angles: Angles, neighbours: bool = False) -> jax.
     if neighbours:
         turned = (jnp.stack(turned, axis=-1).reshape(*values.shape[:-1], 2 * pairs),)
     return jnp.concatenate((*turned, rest), axis=-1).astype(values.dtype)
+
+
+def grown(query: jax.Array, span: Span, growth: float, rotary: Rotary) -> jax.Array:
+    """Scale queries (batch, length, heads, head_dim) by their position: `query_growth` of `AttentionConfig`."""
+    positions = span.index[None] if span.positions is None else span.positions
+    factor = 1 + growth * jnp.log1p(positions // (rotary.original_max_position_embeddings or 1))
+    return query * factor[:, :, None, None].astype(query.dtype)
 
 
 def _frequencies(rotary: Rotary, head_dim: int, positions: jax.Array) -> tuple[jax.Array | np.ndarray, float]:

@@ -22,6 +22,7 @@ FACTORS = {"embedding_multiplier": 3.5, "attention_multiplier": 0.11, "residual_
 FACTORS |= {"logits_scaling": 6.0}
 ODD = {"vocab_size": 67, "hidden_size": 18, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3}
 QUARTER = {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.25}}
+GROWING = {"original_max_position_embeddings": 3, "llama_4_scaling_beta": 0.5}
 NETWORKS = {
     "llama": ("LlamaForCausalLM", {**TWO, "rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
     "mistral": ("MistralForCausalLM", {**HEADS, **WINDOW, "rope_parameters": YARN, "max_position_embeddings": 32}),
@@ -95,6 +96,24 @@ NETWORKS = {
     "glm4_whole": (
         "Glm4ForCausalLM",
         {**HEADS, "rope_parameters": {**LINEAR, "partial_rotary_factor": 1.0}, "attention_bias": False},
+    ),
+    "ministral": ("MinistralForCausalLM", {**TWO, **WINDOW, "layer_types": KINDS, "rope_parameters": LINEAR}),
+    "ministral_tied": (
+        "MinistralForCausalLM",
+        {**ODD, "sliding_window": 5, "num_key_value_heads": 1, "head_dim": 10, "tie_word_embeddings": True},
+    ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {**TWO, **WINDOW, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.7}},
+    ),
+    "ministral3_default": (
+        "Ministral3ForCausalLM",
+        {
+            **ODD,
+            "num_key_value_heads": 3,
+            "head_dim": 10,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, **GROWING},
+        },
     ),
     "bert": (
         "BertModel",

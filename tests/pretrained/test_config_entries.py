@@ -140,9 +140,7 @@ def test_entries_that_may_change_the_results_are_errors(family, key, value):
     assert "load it with transformers" in caught.value.fix and "unknown entries" in caught.value.fix
 
 
-@pytest.mark.parametrize(
-    "model_type", ["ministral", "mistral3", "llama4_text", "Llama", "qwen3_next", "gemma3", "gpt2_"]
-)
+@pytest.mark.parametrize("model_type", ["mistral3", "llama4_text", "Llama", "qwen3_next", "gemma3", "gpt2_"])
 def test_no_other_family_is_suggested(model_type):
     with pytest.raises(UnknownNameError, match=f"unknown model_type '{model_type}'") as caught:
         read(recorded("llama", model_type=model_type))

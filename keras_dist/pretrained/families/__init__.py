@@ -10,6 +10,7 @@ from keras_dist.pretrained.families.glm4 import Glm4
 from keras_dist.pretrained.families.gpt2 import GPT2
 from keras_dist.pretrained.families.granite import Granite
 from keras_dist.pretrained.families.llama import Llama
+from keras_dist.pretrained.families.ministral import Ministral, Ministral3
 from keras_dist.pretrained.families.mistral import Mistral
 from keras_dist.pretrained.families.mixtral import Mixtral
 from keras_dist.pretrained.families.olmo2 import Olmo2
@@ -30,6 +31,8 @@ __all__ = [
     "Glm4",
     "Granite",
     "Llama",
+    "Ministral",
+    "Ministral3",
     "Mistral",
     "Mixtral",
     "Olmo2",
