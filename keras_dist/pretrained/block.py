@@ -51,6 +51,7 @@ class SelfAttention(Layer):
         super().__init__(autocast=False, **kwargs)  # angles stay float32
         self.options, self.is_causal = config.attention, is_causal
         heads, kernel = config.attention, kernel_initializer(config, initializer)
+        self.initializer = kernel
         dtype = self.dtype_policy
 
         def projection(count: int) -> EinsumDense:
@@ -77,6 +78,8 @@ class SelfAttention(Layer):
         if options.qk_norm is not None:
             self.query_norm.build(query)
             self.key_norm.build(key)
+        if options.has_sinks:
+            self.sinks = self.add_weight((options.num_heads,), self.initializer, name="sinks")
 
     def call(
         self,
@@ -99,7 +102,8 @@ class SelfAttention(Layer):
         if slots is not None:
             slots = slots.written(key, value)
             key, value = slots.read()
-        scores = Scores(queries, keys, options.score_scale, self.is_causal, window, options.soft_cap)
+        sinks = self.sinks[...] if options.has_sinks else None
+        scores = Scores(queries, keys, options.score_scale, self.is_causal, window, options.soft_cap, sinks)
         if slots is not None:  # few queries, and the mask depends on the slots
             attended = attend(query, key, value, scores)
         else:

@@ -115,6 +115,7 @@ class AttentionConfig:
         layers_without_rotary: indices of layers without rotary position embeddings.
         rotates_neighbours: whether rotary position embeddings rotate dims 0 and 1, 2 and 3, ... of a head, instead of
             the first half of its dims with the second.
+        has_sinks: whether each head has a learned score that no key has, which takes its share of the softmax.
         query_growth: queries are multiplied by `1 + query_growth * log(1 + floor(position / length))`, where the length
             is `original_max_position_embeddings` of `rotary`; None for 1.
         implementation: `"xla"`, `"cudnn"`, `"splash"`, `"ring"`, or `"auto"`: a ring where the strategy has a sequence
@@ -141,6 +142,7 @@ class AttentionConfig:
     sliding_rotary: Rotary | None = None
     layers_without_rotary: tuple[int, ...] = ()
     rotates_neighbours: bool = False
+    has_sinks: bool = False
     query_growth: float | None = None
     implementation: str = "auto"
     qk_clip: float | None = None
@@ -189,28 +191,38 @@ class FeedForwardConfig:
         activation: name of the activation in `config.json`.
         gated: whether the activation of a second projection multiplies the hidden units.
         use_bias: whether the projections have biases.
+        swiglu_limit: limit of the gate, and of the hidden units in both directions. Their product is then
+            `gate * sigmoid(swiglu_alpha * gate) * (units + 1)`, without `activation`. None for no limit.
+        swiglu_alpha: factor in that product.
     """
 
     size: int
     activation: str = "silu"
     gated: bool = True
     use_bias: bool = False
+    swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.702
 
     def problems(self) -> Iterator[str]:
         yield from _not_among("activation", self.activation, ACTIVATIONS)
+        if self.swiglu_limit == 0:
+            yield "swiglu_limit=0 must be positive"
+        if self.swiglu_limit is not None and not self.gated:
+            yield f"swiglu_limit={self.swiglu_limit} needs a gate, gated=True"
 
 
 @dataclasses.dataclass(frozen=True)
 class ExpertsConfig:
     """Experts, of which a router chooses some for each token, in place of one feed-forward network.
 
-    An expert has the form of `FeedForwardConfig`, without biases; see `layers.MixtureOfExperts`.
+    An expert has the form of `FeedForwardConfig`, with its own `use_bias`; see `layers.MixtureOfExperts`.
 
     Attributes:
         num_experts: number of experts.
         top_k: number of experts of a token.
         units: number of hidden units of an expert; None for the `size` of `FeedForwardConfig`.
         normalize: whether the weights of the experts of a token sum to 1.
+        use_bias: whether the router and the projections of experts have biases.
         load_balancing: factor of the loss of unequal use, in training. `transformers` calls it `router_aux_loss_coef`,
             and adds the loss where `output_router_logits` is set.
         dense_layers: indices of layers with one feed-forward network.
@@ -223,6 +235,7 @@ class ExpertsConfig:
     top_k: int = 2
     units: int | None = None
     normalize: bool = True
+    use_bias: bool = False
     load_balancing: float = 0.001
     dense_layers: tuple[int, ...] = ()
     capacity_factor: float | None = None

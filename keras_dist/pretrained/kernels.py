@@ -73,7 +73,7 @@ def _kernel_for(implementation: str, weight: Variable, arrays: Arrays, options: 
     distribution = traced_distribution()
     platform = None if distribution is None else distribution.device_mesh.platform
     name = _OF_PLATFORM.get(platform or jax.default_backend(), "xla") if implementation == "auto" else implementation
-    ring = ring_for(implementation, *arrays[:2])
+    ring = ring_for(implementation, *arrays[:2], _problems_of_all(options))
     if ring is not None:
         return functools.partial(ring.attend, options=_in_ring(options))
     if implementation == "auto" and distribution is not None and distribution.sequence_axis is not None:
@@ -103,8 +103,14 @@ def _problems(name: str, arrays: Arrays, options: Scores, distribution: Distribu
         yield f"the mesh does not divide the {query.shape[0]} rows of the batch"
     if jax.sharding.get_abstract_mesh().manual_axes:
         yield "it is called inside of a shard_map"
+    yield from _problems_of_all(options)
     problems = _problems_of_cudnn if name == "cudnn" else _problems_of_splash
     yield from problems(arrays, options, mesh.platform)
+
+
+def _problems_of_all(options: Scores) -> list[str]:
+    """Return the reasons for which only XLA can compute this attention."""
+    return [] if options.sinks is None else ["scores with sinks"]
 
 
 def _in_ring(options: Scores) -> RingOptions:

@@ -134,6 +134,8 @@ def _of_layer(config: NetworkConfig, axes: _Axes) -> dict[str, Axes]:
         found |= {"attention/query_norm/scale": (heads, None), "attention/key_norm/scale": (kv, None)}
     if attention.use_output_bias:
         found |= {"attention/output/bias": (None,)}
+    if attention.has_sinks:
+        found |= {"attention/sinks": (heads,)}
     has_experts = {config.has_experts(layer) for layer in range(config.num_layers)}
     if False in has_experts:
         found |= {"feed_forward/(gate|up)/kernel": (None, axes.size), "feed_forward/down/kernel": (axes.size, None)}
@@ -145,6 +147,12 @@ def _of_layer(config: NetworkConfig, axes: _Axes) -> dict[str, Axes]:
             "feed_forward/experts_(gate|up)": (axes.num_experts, None, axes.units),
             "feed_forward/experts_down": (axes.num_experts, axes.units, None),
         }
+        if config.experts is not None and config.experts.use_bias:
+            found |= {
+                "feed_forward/router_bias": (None,),
+                "feed_forward/experts_(gate|up)_bias": (axes.num_experts, axes.units),
+                "feed_forward/experts_down_bias": (axes.num_experts, None),
+            }
     return found
 
 

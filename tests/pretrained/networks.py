@@ -17,6 +17,7 @@ LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 8.0}
 KINDS = ["sliding_attention", "full_attention"]
 ROTARIES = {"rope_type": "default", "rope_theta": 50.0}, LINEAR
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LARGER = {"num_attention_heads": 4, "hidden_size": 32}
 FACTORS = {"embedding_multiplier": 3.5, "attention_multiplier": 0.11, "residual_multiplier": 0.22}
 FACTORS |= {"logits_scaling": 6.0}
@@ -113,6 +114,24 @@ NETWORKS = {
             "num_key_value_heads": 3,
             "head_dim": 10,
             "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, **GROWING},
+        },
+    ),
+    "gpt_oss": ("GptOssForCausalLM", {**TWO, **WINDOW, **LOCAL, "rope_parameters": {**YARN, "truncate": False}}),
+    "gpt_oss_limited": (
+        "GptOssForCausalLM",
+        {**TWO, **LOCAL, "layer_types": KINDS[::-1], "sliding_window": 3, "swiglu_limit": 0.4, "swiglu_alpha": 0.9},
+    ),
+    "gpt_oss_tied": (
+        "GptOssForCausalLM",
+        {
+            **ODD,
+            "num_key_value_heads": 1,
+            "head_dim": 10,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "attention_bias": False,
+            "sliding_window": 2,
+            "tie_word_embeddings": True,
         },
     ),
     "bert": (

@@ -8,6 +8,7 @@ from keras_dist.pretrained.families.gemma2 import Gemma2
 from keras_dist.pretrained.families.gemma3 import Gemma3Text
 from keras_dist.pretrained.families.glm4 import Glm4
 from keras_dist.pretrained.families.gpt2 import GPT2
+from keras_dist.pretrained.families.gpt_oss import GptOss
 from keras_dist.pretrained.families.granite import Granite
 from keras_dist.pretrained.families.llama import Llama
 from keras_dist.pretrained.families.ministral import Ministral, Ministral3
@@ -29,6 +30,7 @@ __all__ = [
     "Gemma2",
     "Gemma3Text",
     "Glm4",
+    "GptOss",
     "Granite",
     "Llama",
     "Ministral",

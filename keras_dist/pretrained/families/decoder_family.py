@@ -40,9 +40,11 @@ class DecoderFamily(Family):
 
     Attributes:
         rotates_parts: whether `transformers` can rotate a part of each head in networks of the family.
+        rotary: `rope_parameters` of files without.
     """
 
     rotates_parts: ClassVar[bool] = False
+    rotary: ClassVar[Document] = {}
 
     keys: ClassVar = {
         "vocab_size": "vocab_size",
@@ -96,7 +98,8 @@ class DecoderFamily(Family):
     def positions(self, document: Document) -> dict[str, Any]:
         if self.fixed.get("learned_positions"):
             return {}
-        rotary = read_rotary(document)
+        has_own = any(document.get(key) for key in ("rope_parameters", "rope_scaling"))
+        rotary = read_rotary(document if has_own else {**document, "rope_parameters": self.rotary})
         if rotary.partial_rotary_factor != 1 and not self.rotates_parts:
             given = f"partial_rotary_factor={shorten(rotary.partial_rotary_factor)} is not supported, only 1"
             raise ConfigError("rotary embeddings of a part", given=given)

@@ -10,6 +10,7 @@ from keras_dist.pretrained.families.mistral import Mistral
 from keras_dist.pretrained.family import Document, register_family
 
 _GROWTH = "llama_4_scaling_beta"
+_OWN = (_GROWTH, "max_position_embeddings")
 _ROTARY = {"rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16384}
 _ROTARY |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, _GROWTH: 0.1}
 
@@ -47,14 +48,14 @@ class Ministral3(Mistral):
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 262144,
         "sliding_window": None,
-        "rope_parameters": _ROTARY,
     }
+    rotary: ClassVar = {key: value for key, value in _ROTARY.items() if key != _GROWTH}
 
     def positions(self, document: Document) -> dict[str, Any]:
-        given = document["rope_parameters"] or _ROTARY
-        parameters = {key: value for key, value in given.items() if key not in (_GROWTH, "max_position_embeddings")}
-        found = super().positions({**document, "rope_parameters": parameters})
-        return {**found, "attention.query_growth": given.get(_GROWTH)}
+        given = {key: document[key] for key in ("rope_parameters", "rope_scaling") if document.get(key)}
+        rest = {key: {name: value[name] for name in value if name not in _OWN} for key, value in given.items()}
+        growth = next(value.get(_GROWTH) for value in (*given.values(), _ROTARY))
+        return {**super().positions({**document, **rest}), "attention.query_growth": growth}
 
     def entries(self, config: DecoderConfig) -> dict[str, Any]:
         found = super().entries(config)
