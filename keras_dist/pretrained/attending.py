@@ -55,7 +55,8 @@ class Scores(NamedTuple):
         keys: places of the keys.
         scale: factor of the scores.
         is_causal: whether a query attends only to keys up to its own.
-        window: a query attends to the last `window` keys; `Windows` where scanned layers differ; None for all.
+        window: a query attends to the last `window` keys, and if not causal to the next; `Windows` where scanned layers
+            differ; None for all.
         soft_cap: limit of the scores, or None.
         sinks: score of each head that no key has, (heads,), or None.
     """
@@ -120,7 +121,8 @@ def visible(options: Scores) -> jax.Array | None:
     if window is not None:
         window = window.size if isinstance(window, Windows) else window
         near, far = (span.index[None] if span.positions is None else span.positions for span in (queries, keys))
-        masks.append(near[:, :, None] - far[:, None, :] < window)
+        distance = near[:, :, None] - far[:, None, :]
+        masks.append((distance if options.is_causal else jnp.abs(distance)) < window)
     mask = None
     for each in masks:
         mask = each if mask is None else mask & each

@@ -39,7 +39,7 @@ class RMSNormalizationFromOne(RMSNormalization):
 def norm(config: NetworkConfig, axis: int | Sequence[int] = -1, **options: Any) -> Layer:
     """Return a normalization as `config` describes it."""
     if config.norm.kind == "layer":
-        return LayerNormalization(axis, config.norm.epsilon, **options)
+        return LayerNormalization(axis, config.norm.epsilon, center=config.norm.center, **options)
     kind = RMSNormalizationFromOne if config.norm.adds_one else RMSNormalization
     return kind(axis, config.norm.epsilon, **options)
 
@@ -163,6 +163,7 @@ class Block(Layer):
         is_causal: bool,
         initializer: Identifier = None,
         has_experts: bool = False,
+        is_first: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -172,14 +173,17 @@ class Block(Layer):
         self.attention = attention(config, is_causal, initializer, dtype=dtype)
         self.feed_forward = (Experts if has_experts else FeedForward)(config, initializer, dtype=dtype)
         if placement != "after":
-            self.attention_norm, self.feed_forward_norm = (norm(config, dtype=dtype) for _ in range(2))
+            skips = is_first and config.norm.skips_first
+            self.attention_norm = None if skips else norm(config, dtype=dtype)
+            self.feed_forward_norm = norm(config, dtype=dtype)
         if placement in ("after", "both"):
             self.attention_post_norm, self.feed_forward_post_norm = (norm(config, dtype=dtype) for _ in range(2))
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         layers = (self.attention, self.feed_forward)
         if self.placement != "after":
-            layers = (*layers, self.attention_norm, self.feed_forward_norm)
+            norms = (self.attention_norm, self.feed_forward_norm)
+            layers = (*layers, *(each for each in norms if each is not None))
         if self.placement in ("after", "both"):
             layers = (*layers, self.attention_post_norm, self.feed_forward_post_norm)
         for layer in layers:
@@ -196,7 +200,7 @@ class Block(Layer):
     ) -> tuple[jax.Array, Slots | None, jax.Array | None]:
         """Return the hidden vectors, the slots with the new keys and values, and the tallies of `Experts`, or None."""
         before = self.placement in ("before", "both")
-        normalized = self.attention_norm(hidden) if before else hidden
+        normalized = self.attention_norm(hidden) if before and self.attention_norm is not None else hidden
         added, slots = self.attention(normalized, angles, queries, keys, window, slots)
         hidden, tallies = self._added(hidden, added, "attention"), None
         normalized = self.feed_forward_norm(hidden) if before else hidden

@@ -108,7 +108,8 @@ class AttentionConfig:
         qk_norm: normalization of queries and keys: `"head"` for each head, `"all"` over all heads, or None.
         scale: factor of the scores; None for `1 / sqrt(head_dim)`.
         soft_cap: limit of the scores, `cap * tanh(scores / cap)`, or None.
-        window: a token attends to the last `window` tokens, its own included; None for all.
+        window: a token attends to the last `window` tokens, its own included, and in encoders to as many of the next;
+            None for all.
         sliding_layers: indices of the layers that use `window`; None for all layers.
         rotary: rotary position embeddings, or None.
         sliding_rotary: rotary position embeddings of `sliding_layers`; None for `rotary`.
@@ -256,16 +257,22 @@ class NormConfig:
         epsilon: added to the mean square, or the variance.
         placement: `"before"` attention and feed-forward network, `"after"` them, `"both"`, or `"after_residual"`.
         adds_one: whether `scale + 1` multiplies, instead of `scale`.
+        center: whether an offset is added, for `"layer"`.
+        skips_first: whether the first block has no normalization before its attention.
     """
 
     kind: str = "rms"
     epsilon: float = 1e-6
     placement: str = "before"
     adds_one: bool = False
+    center: bool = True
+    skips_first: bool = False
 
     def problems(self) -> Iterator[str]:
         yield from _not_among("norm kind", self.kind, ("rms", "layer"))
         yield from _not_among("norm placement", self.placement, PLACEMENTS)
+        if self.skips_first and self.placement not in ("before", "both"):
+            yield f"skips_first=True has no effect with placement={self.placement!r}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -373,6 +380,7 @@ class EncoderConfig(NetworkConfig):
 
     Attributes:
         vocab_size: number of tokens; None for images.
+        learned_positions: whether a learned vector of its position is added to each token.
         num_types: number of learned types of tokens.
         image_size: height and width of images; None for text [pixels].
         patch_size: height and width of a patch [pixels].
@@ -383,6 +391,7 @@ class EncoderConfig(NetworkConfig):
     """
 
     vocab_size: int | None = None
+    learned_positions: bool = True
     num_types: int = 0
     image_size: int | None = None
     patch_size: int = 16

@@ -64,12 +64,18 @@ _ENTRIES: tuple[tuple[tuple[str, ...], _Check, str], ...] = (
     (("architectures", "layer_types"), _all_are(str), "a list of names"),
     (("no_rope_layers",), _all_are(int), "a list of integers"),
     (
-        ("partial_rotary_factor", "query_pre_attn_scalar", "rope_local_base_freq", "rope_theta"),
+        (
+            *("partial_rotary_factor", "query_pre_attn_scalar"),
+            *("global_rope_theta", "local_rope_theta", "rope_local_base_freq", "rope_theta"),
+        ),
         lambda value: is_number(value) and 0 < value < 1e38,
         "a positive number below 1e38",
     ),
     (
-        ("image_size", "no_rope_layer_interval", "pooler_output_size", "sliding_window_pattern"),
+        (
+            *("global_attn_every_n_layers", "image_size", "local_attention", "no_rope_layer_interval"),
+            *("pooler_output_size", "sliding_window_pattern"),
+        ),
         lambda value: is_int(value, 1, LARGEST_SIZE),
         "a positive integer",
     ),

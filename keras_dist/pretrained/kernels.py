@@ -188,7 +188,7 @@ def _splash_kernel(length: int, heads: int, options: Scores, interpret: bool) ->
     """Return the kernel for one row."""
     shape, window = (length, length), options.window
     if isinstance(window, int):
-        mask = splash_mask.LocalMask(shape, (window - 1, 0 if options.is_causal else None), 0)
+        mask = splash_mask.LocalMask(shape, (window - 1, 0 if options.is_causal else window - 1), 0)
     else:
         mask = splash_mask.CausalMask(shape) if options.is_causal else splash_mask.FullMask(shape)
     block = next(block for block in _BLOCKS if length % block == 0)

@@ -24,6 +24,8 @@ FACTORS |= {"logits_scaling": 6.0}
 ODD = {"vocab_size": 67, "hidden_size": 18, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3}
 QUARTER = {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.25}}
 GROWING = {"original_max_position_embeddings": 3, "llama_4_scaling_beta": 0.5}
+TWO_HEADS = {"num_attention_heads": 2, "hidden_size": 16, "local_attention": 4}
+BY_KIND = dict(zip(KINDS, ROTARIES, strict=True))
 NETWORKS = {
     "llama": ("LlamaForCausalLM", {**TWO, "rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
     "mistral": ("MistralForCausalLM", {**HEADS, **WINDOW, "rope_parameters": YARN, "max_position_embeddings": 32}),
@@ -38,13 +40,7 @@ NETWORKS = {
     ),
     "gemma3_text": (
         "Gemma3ForCausalLM",
-        {
-            **TWO,
-            **WINDOW,
-            "query_pre_attn_scalar": 20,
-            "layer_types": KINDS,
-            "rope_parameters": dict(zip(KINDS, ROTARIES, strict=True)),
-        },
+        {**TWO, **WINDOW, "query_pre_attn_scalar": 20, "layer_types": KINDS, "rope_parameters": BY_KIND},
     ),
     "gpt2": (
         "GPT2LMHeadModel",
@@ -133,6 +129,23 @@ NETWORKS = {
             "sliding_window": 2,
             "tie_word_embeddings": True,
         },
+    ),
+    "modernbert": (
+        "ModernBertModel",
+        {**TWO_HEADS, "layer_types": KINDS, "rope_parameters": BY_KIND, "norm_eps": 1e-3},
+    ),
+    "modernbert_biased": (
+        "ModernBertModel",
+        {
+            **ODD,
+            **{key: True for key in ("norm_bias", "attention_bias", "mlp_bias")},
+            "global_attn_every_n_layers": 2,
+            "local_attention": 6,
+        },
+    ),
+    "modernbert_local": (
+        "ModernBertModel",
+        {**TWO_HEADS, "layer_types": KINDS[:1] * 2, "local_attention": 2, "hidden_activation": "silu"},
     ),
     "bert": (
         "BertModel",

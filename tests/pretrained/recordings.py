@@ -45,6 +45,10 @@ def inputs_of(family: str) -> dict:
     if family == "vit":
         return {"pixel_values": torch.randn(2, 3, 8, 8)}
     tokens = torch.randint(0, 64, (2, 12), dtype=torch.int32)
+    if "modernbert" in family:
+        mask = torch.ones(2, 12, dtype=torch.int64)
+        mask[1, 9:] = 0
+        return {"input_ids": tokens, "attention_mask": mask}
     if family != "bert":
         return {"input_ids": tokens}
     types, mask = torch.zeros(2, 12, dtype=torch.int64), torch.ones(2, 12, dtype=torch.int64)

@@ -57,7 +57,8 @@ def by_numpy(query, key, value, seed, given):
         if given.is_causal:
             seen &= index[:, None] >= index
         if given.window is not None:
-            seen &= index[:, None] - index < given.window
+            distance = index[:, None] - index
+            seen &= (distance if given.is_causal else abs(distance)) < given.window
         if given.queries.segments is not None:
             seen &= given.queries.segments[row][:, None] == given.queries.segments[row]
         scores = q @ k.T * given.scale
@@ -94,6 +95,7 @@ CASES = {
         {"window": 5, "soft_cap": 2.0, "segments": PACKED},
     ),
     "in both directions, on two devices": (None, 20, 4, {"is_causal": False}),
+    "in a window in both directions": (None, 20, 4, {"is_causal": False, "window": 3}),
 }
 
 

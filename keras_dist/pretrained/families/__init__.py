@@ -14,6 +14,7 @@ from keras_dist.pretrained.families.llama import Llama
 from keras_dist.pretrained.families.ministral import Ministral, Ministral3
 from keras_dist.pretrained.families.mistral import Mistral
 from keras_dist.pretrained.families.mixtral import Mixtral
+from keras_dist.pretrained.families.modern_bert import ModernBert
 from keras_dist.pretrained.families.olmo2 import Olmo2
 from keras_dist.pretrained.families.phi3 import Phi3
 from keras_dist.pretrained.families.qwen import Qwen2, Qwen3
@@ -37,6 +38,7 @@ __all__ = [
     "Ministral3",
     "Mistral",
     "Mixtral",
+    "ModernBert",
     "Olmo2",
     "Phi3",
     "Qwen2",
