@@ -20,7 +20,7 @@ from keras_dist.pretrained.attending import Scores, Span, Windows, attend, large
 from keras_dist.pretrained.cache import Slots
 from keras_dist.pretrained.config import NetworkConfig
 from keras_dist.pretrained.feed_forward import Experts, FeedForward, kernel_initializer
-from keras_dist.pretrained.kernels import Arrays, attend_by
+from keras_dist.pretrained.kernels import Arrays, attend_by, whole_heads
 from keras_dist.pretrained.rotary import Angles, grown, rotated
 from keras_dist.variables import call_context
 
@@ -93,6 +93,7 @@ class SelfAttention(Layer):
         """Return the output (batch, length, hidden_size), and the slots with the new keys and values."""
         options = self.options
         query, key, value = (self._members[name](hidden) for name in ("query", "key", "value"))
+        key, value = (whole_heads(each, self._members["key"].kernel) for each in (key, value))
         if options.qk_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if angles is not None:

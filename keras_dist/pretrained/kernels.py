@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
@@ -66,6 +66,20 @@ def attend_by(implementation: str, weight: Variable, arrays: Arrays, options: Sc
         return kernel or (lambda query, key, value: attend(query, key, value, options))
 
     return jax.lax.switch(windows.index, list(map(branch, kernels, each)), *arrays)
+
+
+def whole_heads(array: jax.Array, weight: Variable) -> jax.Array:
+    """Gather the dims of keys or values of which the `weight` shards `head_dim`: XLA gathers them later, and twice."""
+    distribution = traced_distribution() if may_use_kernels() else None
+    layout = None if distribution is None else distribution.get_variable_layout(weight)
+    if distribution is None or layout is None or jax.sharding.get_abstract_mesh().manual_axes:
+        return array
+    mesh, rows = distribution.device_mesh, distribution.get_data_layout(array.shape).axes[0]
+    is_whole = layout.without((*distribution.gathered_axes, *axis_tuple(rows))).axes[-1] is None
+    if is_whole or len(array) % mesh.axis_size(rows):
+        return array
+    spec = PartitionSpec(rows, PartitionSpec.UNCONSTRAINED, None, None)
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh.backend_mesh, spec))
 
 
 def _kernel_for(implementation: str, weight: Variable, arrays: Arrays, options: Scores) -> Attend | None:
