@@ -26,12 +26,12 @@ from keras_dist.errors import ConfigError
 
 kd.use_cpu_devices(8)
 kd.set_random_seed(1337)  # the cube of an error diverges from some initial values
-import granite
 from csv_source import CsvSource
 from cubed_error import CubedError
 from largest_error import LargestError
 from last_dim import LastDim
 from scale import Scale
+import seed_oss
 from stop_below import StopBelow
 
 table = np.random.default_rng(0).normal(size=(32, 5)).astype("float32")
@@ -69,18 +69,20 @@ loaded = kd.models.load_model("model")
 assert type(loaded.layers[0]) is Scale and loaded.layers[0].initial == 3.0
 np.testing.assert_array_equal(loaded.predict(table[:, :4], verbose=0), model.predict(table[:, :4], verbose=0))
 
-# the family: its factors are in config.json, and count
+# the family: its biases are in config.json, and a network has them
 rotary = kd.pretrained.Rotary()
-heads = kd.pretrained.AttentionConfig(num_heads=4, num_kv_heads=4, head_dim=8, scale=0.5, rotary=rotary)
+options = {"use_output_bias": True, "rotary": rotary}
+heads = kd.pretrained.AttentionConfig(num_heads=4, num_kv_heads=4, head_dim=8, **options)
 sizes = {"vocab_size": 32, "hidden_size": 16, "num_layers": 1, "feed_forward": kd.pretrained.FeedForwardConfig(24)}
-options = {"family": "granite", "attention": heads, "embedding_scale": 12.0, "initializer_range": 0.5}
+options = {"family": "seed_oss", "attention": heads, "initializer_range": 0.5}
 decoder = kd.pretrained.Decoder(kd.pretrained.DecoderConfig(**sizes, **options))
 tokens = np.arange(8, dtype="int32").reshape(2, 4)
 logits = decoder(tokens)
-kd.pretrained.save(decoder, "granite")
-assert json.loads(pathlib.Path("granite/config.json").read_text())["attention_multiplier"] == 0.5
-loaded = kd.pretrained.load("granite")
-assert loaded.config.embedding_scale == 12 and loaded.config.attention.scale == 0.5
+kd.pretrained.save(decoder, "seed_oss_folder")
+written = json.loads(pathlib.Path("seed_oss_folder/config.json").read_text())
+assert (written["attention_bias"], written["attention_out_bias"]) == (False, True)
+loaded = kd.pretrained.load("seed_oss_folder")
+assert any(weight.path == "layers/0/attention/output/bias" for weight in loaded.weights)
 np.testing.assert_allclose(loaded(tokens), logits, rtol=1e-5)
 
 # errors name the key, and what is near

@@ -62,6 +62,8 @@ class Form:
             return f"{self.path}: its transform does more than joining dims, and transposing"
         if self.kind == "experts" and self.axis_of_outputs == 1:
             return f"{self.path}: peft expects parameters (experts, outputs, inputs)"
+        if cut is not None and cut.step > 1:
+            return f"{self.path}: its elements take turns with others in {self.modules[0]}"
         axis = None if cut is None else cut.axis - (self.kind == "experts")
         if cut is not None and (self.kind not in ("linear", "experts") or axis != self.axis_of_outputs):
             return f"{self.path}: a part of {self.modules[0]}, joined along the inputs"

@@ -130,6 +130,8 @@ class MappedWeights:
         with noting(f"save_weights: {name!r} of the weight {parts[0][0]!r}"):
             found = [piece.saved(self._part(path, piece)) for path, piece in parts]
         cut = parts[0][1].cut
+        if cut is not None and cut.step > 1:  # they take turns
+            return np.stack(found, axis=cut.axis + 1).reshape(cut.whole)
         return found[0] if cut is None else np.concatenate(found, axis=cut.axis)
 
     def _part(self, path: str, piece: Piece) -> np.ndarray:

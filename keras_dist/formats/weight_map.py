@@ -35,16 +35,21 @@ class Joined:
         axis: of the weight that consists of arrays, or of the array that consists of weights.
         sizes: of the arrays along the axis of the weight; by default equal. The parts of an array have the sizes of
             the weights.
+        interleaved: whether elements of the weights of a tuple take turns along the axis of the array.
     """
 
     names: tuple[str, ...]
     axis: int
     sizes: tuple[int, ...] | None
+    interleaved: bool
 
-    def __init__(self, names: str | Sequence[str], axis: int, sizes: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, names: str | Sequence[str], axis: int, sizes: Sequence[int] | None = None, interleaved: bool = False
+    ) -> None:
         object.__setattr__(self, "names", (names,) if isinstance(names, str) else tuple(names))
         object.__setattr__(self, "axis", axis)
         object.__setattr__(self, "sizes", None if sizes is None else tuple(sizes))
+        object.__setattr__(self, "interleaved", interleaved)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -200,6 +205,8 @@ def _is_naming(rule: Any, value: Any) -> bool:
     if isinstance(rule, tuple):
         names = value.names if isinstance(value, Joined) else (value,)
         return len(names) == 1 and _are_texts(names) and _are_texts(rule)
+    if isinstance(value, Joined) and value.interleaved:
+        return False  # of weights alone
     names = value.names if isinstance(value, Joined) else (value,) if isinstance(value, str) else value
     sizes = value.sizes if isinstance(value, Joined) else None
     return isinstance(rule, str) and _are_texts(names) and (sizes is None or len(sizes) == len(names))
@@ -293,9 +300,16 @@ def _cut(
         raise ModelError(summary, given=given, fix="correct `transform`, or the axis: Joined(name, axis=1)")
     axis %= dims
     whole = (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])
+    interleaved = isinstance(value, Joined) and value.interleaved
+    if interleaved and len(sizes := {shape[axis] for shape in shapes}) > 1:
+        summary = f"WeightMap: weights of different sizes along axis {axis} cannot take turns in {name!r}"
+        raise ModelError(summary, given=f"sizes {sorted(sizes)}", fix="leave out `interleaved`")
     start = 0
-    for (path, place), shape in zip(parts, shapes, strict=True):
-        cut = Cut(axis, start, start + shape[axis], whole)
+    for number, ((path, place), shape) in enumerate(zip(parts, shapes, strict=True)):
+        if interleaved:
+            cut = Cut(axis, number, whole[axis], whole, len(parts))
+        else:
+            cut = Cut(axis, start, start + shape[axis], whole)
         found[path][place] = dataclasses.replace(found[path][place], cut=cut)
         start += shape[axis]
 

@@ -20,18 +20,19 @@ from keras_dist.formats.weight_transforms import Shape, Transform
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Where a piece is in an array of a file: from `start` to `stop` along an axis of the whole shape."""
+    """Where a piece is in an array of a file: from `start` to `stop` along an axis of the whole shape, in steps."""
 
     axis: int
     start: int
     stop: int
     whole: Shape
+    step: int = 1
 
     def of(self, array: np.ndarray) -> np.ndarray:
         """Return the part of an array; all of it if it has another shape, which is reported then."""
         if array.shape != self.whole:
             return array
-        return array[(slice(None),) * self.axis + (slice(self.start, self.stop),)]
+        return array[(slice(None),) * self.axis + (slice(self.start, self.stop, self.step),)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,8 +55,10 @@ class Scores(NamedTuple):
         keys: places of the keys.
         scale: factor of the scores.
         is_causal: whether a query attends only to keys up to its own.
-        window: a query attends to the last `window` keys; `Windows` where scanned layers differ; None for all.
+        window: a query attends to the last `window` keys, and if not causal to the next; `Windows` where scanned layers
+            differ; None for all.
         soft_cap: limit of the scores, or None.
+        sinks: score of each head that no key has, (heads,), or None.
     """
 
     queries: Span
@@ -65,11 +67,13 @@ class Scores(NamedTuple):
     is_causal: bool = True
     window: int | Windows | None = None
     soft_cap: float | None = None
+    sinks: jax.Array | None = None
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, options: Scores) -> jax.Array:
     """Return `softmax(soft_cap(query @ key * scale)) @ value` for each head, (batch, queries, heads, head_dim).
 
+    `sinks` take their share of the softmax, and have no value.
     Keys and values are (batch, keys, kv_heads, head_dim), and groups of neighbouring heads share one.
     """
     batch, length, heads, size = query.shape
@@ -79,7 +83,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, options: Scores) 
     mask = visible(options)
     if mask is not None:
         scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    weights = _shares(scores, options.sinks).astype(value.dtype)
     return jnp.einsum("bkgts,bskd->btkgd", weights, value).reshape(batch, length, heads, size)
 
 
@@ -97,6 +101,15 @@ def _scores(query: jax.Array, key: jax.Array, options: Scores) -> jax.Array:
     return jnp.einsum("btkgd,bskd->bkgts", grouped, key, preferred_element_type=jnp.float32) * options.scale
 
 
+def _shares(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
+    if sinks is None:
+        return jax.nn.softmax(scores, axis=-1)
+    sinks = sinks.astype(scores.dtype).reshape(*scores.shape[1:3], 1, 1)
+    largest = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), sinks))
+    shares = jnp.exp(scores - largest)
+    return shares / (shares.sum(axis=-1, keepdims=True) + jnp.exp(sinks - largest))
+
+
 def visible(options: Scores) -> jax.Array | None:
     """Return where a query attends to a key, (batch or 1, queries, keys); None if everywhere."""
     queries, keys, window = options.queries, options.keys, options.window
@@ -108,7 +121,8 @@ def visible(options: Scores) -> jax.Array | None:
     if window is not None:
         window = window.size if isinstance(window, Windows) else window
         near, far = (span.index[None] if span.positions is None else span.positions for span in (queries, keys))
-        masks.append(near[:, :, None] - far[:, None, :] < window)
+        distance = near[:, :, None] - far[:, None, :]
+        masks.append((distance if options.is_causal else jnp.abs(distance)) < window)
     mask = None
     for each in masks:
         mask = each if mask is None else mask & each

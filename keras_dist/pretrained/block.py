@@ -20,8 +20,8 @@ from keras_dist.pretrained.attending import Scores, Span, Windows, attend, large
 from keras_dist.pretrained.cache import Slots
 from keras_dist.pretrained.config import NetworkConfig
 from keras_dist.pretrained.feed_forward import Experts, FeedForward, kernel_initializer
-from keras_dist.pretrained.kernels import Arrays, attend_by
-from keras_dist.pretrained.rotary import Angles, rotated
+from keras_dist.pretrained.kernels import Arrays, attend_by, whole_heads
+from keras_dist.pretrained.rotary import Angles, grown, rotated
 from keras_dist.variables import call_context
 
 
@@ -39,7 +39,7 @@ class RMSNormalizationFromOne(RMSNormalization):
 def norm(config: NetworkConfig, axis: int | Sequence[int] = -1, **options: Any) -> Layer:
     """Return a normalization as `config` describes it."""
     if config.norm.kind == "layer":
-        return LayerNormalization(axis, config.norm.epsilon, **options)
+        return LayerNormalization(axis, config.norm.epsilon, center=config.norm.center, **options)
     kind = RMSNormalizationFromOne if config.norm.adds_one else RMSNormalization
     return kind(axis, config.norm.epsilon, **options)
 
@@ -51,6 +51,7 @@ class SelfAttention(Layer):
         super().__init__(autocast=False, **kwargs)  # angles stay float32
         self.options, self.is_causal = config.attention, is_causal
         heads, kernel = config.attention, kernel_initializer(config, initializer)
+        self.initializer = kernel
         dtype = self.dtype_policy
 
         def projection(count: int) -> EinsumDense:
@@ -77,6 +78,8 @@ class SelfAttention(Layer):
         if options.qk_norm is not None:
             self.query_norm.build(query)
             self.key_norm.build(key)
+        if options.has_sinks:
+            self.sinks = self.add_weight((options.num_heads,), self.initializer, name="sinks")
 
     def call(
         self,
@@ -90,14 +93,18 @@ class SelfAttention(Layer):
         """Return the output (batch, length, hidden_size), and the slots with the new keys and values."""
         options = self.options
         query, key, value = (self._members[name](hidden) for name in ("query", "key", "value"))
+        key, value = (whole_heads(each, self._members["key"].kernel) for each in (key, value))
         if options.qk_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if angles is not None:
-            query, key = rotated(query, angles), rotated(key, angles)
+            query, key = (rotated(each, angles, options.rotates_neighbours) for each in (query, key))
+        if options.query_growth is not None and options.rotary is not None:
+            query = grown(query, queries, options.query_growth, options.rotary)
         if slots is not None:
             slots = slots.written(key, value)
             key, value = slots.read()
-        scores = Scores(queries, keys, options.score_scale, self.is_causal, window, options.soft_cap)
+        sinks = self.sinks[...] if options.has_sinks else None
+        scores = Scores(queries, keys, options.score_scale, self.is_causal, window, options.soft_cap, sinks)
         if slots is not None:  # few queries, and the mask depends on the slots
             attended = attend(query, key, value, scores)
         else:
@@ -157,23 +164,27 @@ class Block(Layer):
         is_causal: bool,
         initializer: Identifier = None,
         has_experts: bool = False,
+        is_first: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(autocast=False, **kwargs)
         dtype, placement = self.dtype_policy, config.norm.placement
-        self.placement = placement
+        self.placement, self.residual_scale = placement, config.residual_scale
         attention = SelfAttention if config.attention.qk_clip is None else ClippedSelfAttention
         self.attention = attention(config, is_causal, initializer, dtype=dtype)
         self.feed_forward = (Experts if has_experts else FeedForward)(config, initializer, dtype=dtype)
         if placement != "after":
-            self.attention_norm, self.feed_forward_norm = (norm(config, dtype=dtype) for _ in range(2))
+            skips = is_first and config.norm.skips_first
+            self.attention_norm = None if skips else norm(config, dtype=dtype)
+            self.feed_forward_norm = norm(config, dtype=dtype)
         if placement in ("after", "both"):
             self.attention_post_norm, self.feed_forward_post_norm = (norm(config, dtype=dtype) for _ in range(2))
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         layers = (self.attention, self.feed_forward)
         if self.placement != "after":
-            layers = (*layers, self.attention_norm, self.feed_forward_norm)
+            norms = (self.attention_norm, self.feed_forward_norm)
+            layers = (*layers, *(each for each in norms if each is not None))
         if self.placement in ("after", "both"):
             layers = (*layers, self.attention_post_norm, self.feed_forward_post_norm)
         for layer in layers:
@@ -190,7 +201,7 @@ class Block(Layer):
     ) -> tuple[jax.Array, Slots | None, jax.Array | None]:
         """Return the hidden vectors, the slots with the new keys and values, and the tallies of `Experts`, or None."""
         before = self.placement in ("before", "both")
-        normalized = self.attention_norm(hidden) if before else hidden
+        normalized = self.attention_norm(hidden) if before and self.attention_norm is not None else hidden
         added, slots = self.attention(normalized, angles, queries, keys, window, slots)
         hidden, tallies = self._added(hidden, added, "attention"), None
         normalized = self.feed_forward_norm(hidden) if before else hidden
@@ -204,5 +215,5 @@ class Block(Layer):
     def _added(self, hidden: jax.Array, added: jax.Array, name: str) -> jax.Array:
         if self.placement in ("after", "both"):
             added = getattr(self, f"{name}_post_norm")(added)
-        hidden = hidden + added
+        hidden = hidden + (added if self.residual_scale == 1 else added * self.residual_scale)
         return getattr(self, f"{name}_norm")(hidden) if self.placement == "after_residual" else hidden

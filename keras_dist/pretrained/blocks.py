@@ -32,15 +32,21 @@ def blocks(
     """Return a list of blocks, or one block for a stack.
 
     Raises:
-        ModelError: blocks of a stack differ, because some have experts.
+        ModelError: blocks of a stack differ, because some have experts, or the first has no normalization.
     """
     has_experts = [config.has_experts(layer) for layer in range(config.num_layers)]
     if scan and len(set(has_experts)) > 1:
         layers = [layer for layer, each in enumerate(has_experts) if not each]
         given = f"scan=True, a network without experts in the layers {shorten(layers)}"
         raise ModelError("layers with experts and without cannot be stacked", given=given, fix="use scan=False")
+    if scan and config.norm.skips_first and config.num_layers > 1:
+        given = "scan=True, a network whose first layer has no normalization before its attention"
+        raise ModelError("layers with other normalizations cannot be stacked", given=given, fix="use scan=False")
     with RematScope() if remat else contextlib.nullcontext():
-        made = [Block(config, is_causal, initializer, each, dtype=dtype) for each in has_experts[: 1 if scan else None]]
+        made = [
+            Block(config, is_causal, initializer, each, layer == 0, dtype=dtype)
+            for layer, each in enumerate(has_experts[: 1 if scan else None])
+        ]
     return made[0] if scan else nnx.List(made)
 
 

@@ -108,11 +108,17 @@ class AttentionConfig:
         qk_norm: normalization of queries and keys: `"head"` for each head, `"all"` over all heads, or None.
         scale: factor of the scores; None for `1 / sqrt(head_dim)`.
         soft_cap: limit of the scores, `cap * tanh(scores / cap)`, or None.
-        window: a token attends to the last `window` tokens, its own included; None for all.
+        window: a token attends to the last `window` tokens, its own included, and in encoders to as many of the next;
+            None for all.
         sliding_layers: indices of the layers that use `window`; None for all layers.
         rotary: rotary position embeddings, or None.
         sliding_rotary: rotary position embeddings of `sliding_layers`; None for `rotary`.
         layers_without_rotary: indices of layers without rotary position embeddings.
+        rotates_neighbours: whether rotary position embeddings rotate dims 0 and 1, 2 and 3, ... of a head, instead of
+            the first half of its dims with the second.
+        has_sinks: whether each head has a learned score that no key has, which takes its share of the softmax.
+        query_growth: queries are multiplied by `1 + query_growth * log(1 + floor(position / length))`, where the length
+            is `original_max_position_embeddings` of `rotary`; None for 1.
         implementation: `"xla"`, `"cudnn"`, `"splash"`, `"ring"`, or `"auto"`: a ring where the strategy has a sequence
             axis (see `ops.dot_product_attention`), else the fastest on the platform of the mesh: cuDNN on GPUs, Pallas
             splash attention on TPUs, XLA elsewhere and where these do not support the options. With a cache it is XLA.
@@ -136,6 +142,9 @@ class AttentionConfig:
     rotary: Rotary | None = None
     sliding_rotary: Rotary | None = None
     layers_without_rotary: tuple[int, ...] = ()
+    rotates_neighbours: bool = False
+    has_sinks: bool = False
+    query_growth: float | None = None
     implementation: str = "auto"
     qk_clip: float | None = None
 
@@ -163,6 +172,9 @@ class AttentionConfig:
             yield f"qk_clip={self.qk_clip} has no effect with qk_norm={self.qk_norm!r}, which bounds the scores"
         if self.qk_clip is not None and self.implementation not in ("auto", "xla"):
             yield f"qk_clip={self.qk_clip} needs scores, which implementation={self.implementation!r} does not store"
+        length = getattr(self.rotary, "original_max_position_embeddings", None)
+        if self.query_growth is not None and length is None:
+            yield f"query_growth={self.query_growth} needs original_max_position_embeddings of rotary"
         if self.num_heads % self.num_kv_heads:
             yield f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
         yield from _not_among("qk_norm", self.qk_norm, QK_NORMS)
@@ -180,28 +192,38 @@ class FeedForwardConfig:
         activation: name of the activation in `config.json`.
         gated: whether the activation of a second projection multiplies the hidden units.
         use_bias: whether the projections have biases.
+        swiglu_limit: limit of the gate, and of the hidden units in both directions. Their product is then
+            `gate * sigmoid(swiglu_alpha * gate) * (units + 1)`, without `activation`. None for no limit.
+        swiglu_alpha: factor in that product.
     """
 
     size: int
     activation: str = "silu"
     gated: bool = True
     use_bias: bool = False
+    swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.702
 
     def problems(self) -> Iterator[str]:
         yield from _not_among("activation", self.activation, ACTIVATIONS)
+        if self.swiglu_limit == 0:
+            yield "swiglu_limit=0 must be positive"
+        if self.swiglu_limit is not None and not self.gated:
+            yield f"swiglu_limit={self.swiglu_limit} needs a gate, gated=True"
 
 
 @dataclasses.dataclass(frozen=True)
 class ExpertsConfig:
     """Experts, of which a router chooses some for each token, in place of one feed-forward network.
 
-    An expert has the form of `FeedForwardConfig`, without biases; see `layers.MixtureOfExperts`.
+    An expert has the form of `FeedForwardConfig`, with its own `use_bias`; see `layers.MixtureOfExperts`.
 
     Attributes:
         num_experts: number of experts.
         top_k: number of experts of a token.
         units: number of hidden units of an expert; None for the `size` of `FeedForwardConfig`.
         normalize: whether the weights of the experts of a token sum to 1.
+        use_bias: whether the router and the projections of experts have biases.
         load_balancing: factor of the loss of unequal use, in training. `transformers` calls it `router_aux_loss_coef`,
             and adds the loss where `output_router_logits` is set.
         dense_layers: indices of layers with one feed-forward network.
@@ -214,6 +236,7 @@ class ExpertsConfig:
     top_k: int = 2
     units: int | None = None
     normalize: bool = True
+    use_bias: bool = False
     load_balancing: float = 0.001
     dense_layers: tuple[int, ...] = ()
     capacity_factor: float | None = None
@@ -234,16 +257,22 @@ class NormConfig:
         epsilon: added to the mean square, or the variance.
         placement: `"before"` attention and feed-forward network, `"after"` them, `"both"`, or `"after_residual"`.
         adds_one: whether `scale + 1` multiplies, instead of `scale`.
+        center: whether an offset is added, for `"layer"`.
+        skips_first: whether the first block has no normalization before its attention.
     """
 
     kind: str = "rms"
     epsilon: float = 1e-6
     placement: str = "before"
     adds_one: bool = False
+    center: bool = True
+    skips_first: bool = False
 
     def problems(self) -> Iterator[str]:
         yield from _not_among("norm kind", self.kind, ("rms", "layer"))
         yield from _not_among("norm placement", self.placement, PLACEMENTS)
+        if self.skips_first and self.placement not in ("before", "both"):
+            yield f"skips_first=True has no effect with placement={self.placement!r}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -258,6 +287,7 @@ class NetworkConfig:
         feed_forward: the feed-forward networks.
         norm: the normalizations.
         experts: experts in place of the feed-forward networks, or None; for decoders.
+        residual_scale: factor of the outputs of attention and feed-forward network, before they are added.
         max_length: longest sequence of the training; number of learned positions.
         initializer_range: standard deviation of initial kernels and embeddings.
         extra: entries of `config.json` that do not change the network, such as the ids of special tokens.
@@ -270,6 +300,7 @@ class NetworkConfig:
     feed_forward: FeedForwardConfig
     norm: NormConfig = NormConfig()
     experts: ExpertsConfig | None = None
+    residual_scale: float = 1.0
     max_length: int = 2048
     initializer_range: float = 0.02
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
@@ -322,6 +353,7 @@ class DecoderConfig(NetworkConfig):
         learned_positions: whether a learned vector of its position is added to each token.
         embedding_scale: factor of the embeddings, or None.
         tied_head: whether the head uses the embeddings.
+        logit_divisor: divisor of the logits.
         logit_soft_cap: limit of the logits, `cap * tanh(logits / cap)`, or None.
 
     Raises:
@@ -332,12 +364,14 @@ class DecoderConfig(NetworkConfig):
     learned_positions: bool = False
     embedding_scale: float | None = None
     tied_head: bool = False
+    logit_divisor: float = 1.0
     logit_soft_cap: float | None = None
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if self.logit_soft_cap == 0:
-            yield "logit_soft_cap=0 must be positive"
+        for name in ("logit_divisor", "logit_soft_cap"):
+            if getattr(self, name) == 0:
+                yield f"{name}=0 must be positive"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -346,6 +380,7 @@ class EncoderConfig(NetworkConfig):
 
     Attributes:
         vocab_size: number of tokens; None for images.
+        learned_positions: whether a learned vector of its position is added to each token.
         num_types: number of learned types of tokens.
         image_size: height and width of images; None for text [pixels].
         patch_size: height and width of a patch [pixels].
@@ -356,6 +391,7 @@ class EncoderConfig(NetworkConfig):
     """
 
     vocab_size: int | None = None
+    learned_positions: bool = True
     num_types: int = 0
     image_size: int | None = None
     patch_size: int = 16

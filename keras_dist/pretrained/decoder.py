@@ -152,7 +152,8 @@ class Decoder(LoadableModel):
         return hidden
 
     def _logits(self, hidden: jax.Array) -> jax.Array:
-        cap = self.config.logit_soft_cap
+        cap, divisor = self.config.logit_soft_cap, self.config.logit_divisor
+        hidden = hidden if divisor == 1 else hidden / divisor  # not the logits, which a loss need not compute
         if self.config.tied_head:
             return self._members["embedding"](hidden, reverse=True)
         logits = self._members["head"](hidden)

@@ -31,12 +31,15 @@ class TokenEmbedding(Layer):
             "dtype": self.dtype_policy,
         }
         self.tokens = Embedding(config.vocab_size or 1, config.hidden_size, **options)
-        self.positions = Embedding(config.max_length, config.hidden_size, **options)
+        learned = config.learned_positions
+        self.positions = Embedding(config.max_length, config.hidden_size, **options) if learned else None
         self.types = Embedding(config.num_types, config.hidden_size, **options) if config.num_types else None
         self.norm = norm(config, dtype=self.dtype_policy)
 
     def call(self, tokens: jax.Array, positions: jax.Array, types: jax.Array | None = None) -> jax.Array:
-        hidden = self.tokens(tokens) + self.positions(positions)
+        hidden = self.tokens(tokens)
+        if self.positions is not None:
+            hidden = hidden + self.positions(positions)
         if self.types is not None:
             hidden = hidden + self.types(jnp.zeros_like(tokens) if types is None else types)
         return self.norm(hidden)
@@ -108,14 +111,14 @@ class Encoder(LoadableModel):
 
     def call(self, inputs: PyTree) -> PyTree:
         """Return the hidden vectors, or a dict of these and of the pooled vector."""
-        embedding, segments = self._members["embedding"], None
+        embedding, segments, positions = self._members["embedding"], None, None
         if self.config.image_size:
             hidden = embedding(inputs)
         else:
             types = inputs.get("types") if isinstance(inputs, Mapping) else None
             tokens, positions, segments = parts_of(inputs, ("tokens", "types", "positions", "segments"))
             hidden = embedding(tokens, jnp.arange(tokens.shape[1])[None] if positions is None else positions, types)
-        span = Span(jnp.arange(hidden.shape[1]), segments)
+        span = Span(jnp.arange(hidden.shape[1]), segments, positions)
         hidden, *_ = run_blocks(self._members["layers"], self.config, hidden, (span, span))
         if self.config.final_norm:
             hidden = self._members["norm"](hidden)

@@ -65,12 +65,18 @@ _ENTRIES: tuple[tuple[tuple[str, ...], _Check, str], ...] = (
     (("architectures", "layer_types"), _all_are(str), "a list of names"),
     (("no_rope_layers",), _all_are(int), "a list of integers"),
     (
-        ("partial_rotary_factor", "query_pre_attn_scalar", "rope_local_base_freq", "rope_theta"),
+        (
+            *("partial_rotary_factor", "query_pre_attn_scalar"),
+            *("global_rope_theta", "local_rope_theta", "rope_local_base_freq", "rope_theta"),
+        ),
         lambda value: is_number(value) and 0 < value < 1e38,
         "a positive number below 1e38",
     ),
     (
-        ("image_size", "no_rope_layer_interval", "pooler_output_size", "sliding_window_pattern"),
+        (
+            *("global_attn_every_n_layers", "image_size", "local_attention", "no_rope_layer_interval"),
+            *("pooler_output_size", "sliding_window_pattern"),
+        ),
         lambda value: is_int(value, 1, LARGEST_SIZE),
         "a positive integer",
     ),
@@ -360,8 +366,9 @@ def layer_norm(path: str, name: str) -> dict[str, str]:
 
 
 def _canonical(config: NetworkConfig) -> NetworkConfig:
-    """Return a config that lists the layers with a window, without what is chosen for training."""
+    """Return a config that lists the layers with a window and names factors, without what is chosen for training."""
     heads = dataclasses.replace(config.attention, implementation="auto", qk_clip=None)
+    heads = dataclasses.replace(heads, scale=heads.score_scale)
     sliding = tuple(layer for layer in range(config.num_layers) if heads.slides(layer))
     heads = dataclasses.replace(heads, window=heads.window if sliding else None, sliding_layers=sliding)
     experts = config.experts and dataclasses.replace(config.experts, capacity_factor=None)

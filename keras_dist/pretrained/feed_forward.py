@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import activations
+from keras_dist._support.dim_names import EXPERTS, OUTPUTS
 from keras_dist.initializers import RandomNormal
 from keras_dist.layers import Dense, Layer, MixtureOfExperts
 from keras_dist.layers.base.weight_arguments import Identifier
@@ -29,6 +30,15 @@ def kernel_initializer(config: NetworkConfig, initializer: Identifier) -> Identi
     return RandomNormal(stddev=config.initializer_range) if initializer is None else initializer
 
 
+def gated(options: FeedForwardConfig, gate: jax.Array, up: jax.Array) -> jax.Array:
+    """Return the hidden units times their gate, `activation(gate) * up`, or see `swiglu_limit`."""
+    limit = options.swiglu_limit
+    if limit is None:
+        return _ACTIVATIONS[options.activation](gate) * up
+    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return gate * jax.nn.sigmoid(options.swiglu_alpha * gate) * (up + 1)
+
+
 class FeedForward(Layer):
     """`down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate."""
 
@@ -40,22 +50,21 @@ class FeedForward(Layer):
             "kernel_initializer": kernel_initializer(config, initializer),
             "dtype": self.dtype_policy,
         }
-        self.gated, self.size = options.gated, options.size
-        self.activation = _ACTIVATIONS[options.activation]
+        self.options = options
         if options.gated:
             self.gate = Dense(options.size, **shared)
         self.up = Dense(options.size, **shared)
         self.down = Dense(config.hidden_size, **shared)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        for layer in (self.gate, self.up) if self.gated else (self.up,):
+        for layer in (self.gate, self.up) if self.options.gated else (self.up,):
             layer.build(input_shape)
-        self.down.build((*input_shape[:-1], self.size))
+        self.down.build((*input_shape[:-1], self.options.size))
 
     def call(self, hidden: jax.Array) -> jax.Array:
-        if self.gated:
-            return self.down(self.activation(self.gate(hidden)) * self.up(hidden))
-        return self.down(self.activation(self.up(hidden)))
+        if self.options.gated:
+            return self.down(gated(self.options, self.gate(hidden), self.up(hidden)))
+        return self.down(_ACTIVATIONS[self.options.activation](self.up(hidden)))
 
 
 class Experts(MixtureOfExperts):
@@ -81,9 +90,17 @@ class Experts(MixtureOfExperts):
             kernel_initializer=kernel,
             **kwargs,
         )
+        self.options, self.use_bias = networks, options.use_bias
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         self._build_networks(input_shape[-1])
+        if not self.use_bias:
+            return
+        self.router_bias = self.add_weight((self.num_experts,), "zeros", autocast=False, name="router_bias")
+        for name in ("gate", "up", "down") if self.gated else ("up", "down"):
+            shape = (self.num_experts, input_shape[-1] if name == "down" else self.units)
+            names = {"name": f"experts_{name}_bias", "dim_names": (EXPERTS, OUTPUTS)}
+            setattr(self, names["name"], self.add_weight(shape, "zeros", **names))
 
     def call(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, hidden: jax.Array, mask: jax.Array | None = None, training: bool | None = None
@@ -92,6 +109,17 @@ class Experts(MixtureOfExperts):
         outputs, routes, kept = self._routed(hidden, mask, self.capacity_factor if training else None)
         probabilities = jax.nn.softmax(routes.logits) * kept[..., None]
         return outputs, jnp.stack([routes.chosen.sum(1).astype("float32"), probabilities.sum(1)], axis=1)
+
+    def _logits(self, x: jax.Array) -> jax.Array:
+        logits = super()._logits(x)
+        return logits + self.router_bias[...].astype(logits.dtype) if self.use_bias else logits
+
+    def _product(self, name: str, x: jax.Array, equation: str) -> jax.Array:
+        outputs = super()._product(name, x, equation)
+        return outputs + getattr(self, f"{name}_bias")[...][:, None] if self.use_bias else outputs
+
+    def _activated(self, first: jax.Array, up: jax.Array | None = None) -> jax.Array:
+        return super()._activated(first, up) if up is None else gated(self.options, first, up)
 
 
 def balancing_loss(tallies: jax.Array, options: ExpertsConfig) -> jax.Array:

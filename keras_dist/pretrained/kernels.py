@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
@@ -68,12 +68,26 @@ def attend_by(implementation: str, weight: Variable, arrays: Arrays, options: Sc
     return jax.lax.switch(windows.index, list(map(branch, kernels, each)), *arrays)
 
 
+def whole_heads(array: jax.Array, weight: Variable) -> jax.Array:
+    """Gather the dims of keys or values of which the `weight` shards `head_dim`: XLA gathers them later, and twice."""
+    distribution = traced_distribution() if may_use_kernels() else None
+    layout = None if distribution is None else distribution.get_variable_layout(weight)
+    if distribution is None or layout is None or jax.sharding.get_abstract_mesh().manual_axes:
+        return array
+    mesh, rows = distribution.device_mesh, distribution.get_data_layout(array.shape).axes[0]
+    is_whole = layout.without((*distribution.gathered_axes, *axis_tuple(rows))).axes[-1] is None
+    if is_whole or len(array) % mesh.axis_size(rows):
+        return array
+    spec = PartitionSpec(rows, PartitionSpec.UNCONSTRAINED, None, None)
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh.backend_mesh, spec))
+
+
 def _kernel_for(implementation: str, weight: Variable, arrays: Arrays, options: Scores) -> Attend | None:
     """Return what computes attention with one window, and note it for the plan; None for XLA."""
     distribution = traced_distribution()
     platform = None if distribution is None else distribution.device_mesh.platform
     name = _OF_PLATFORM.get(platform or jax.default_backend(), "xla") if implementation == "auto" else implementation
-    ring = ring_for(implementation, *arrays[:2])
+    ring = ring_for(implementation, *arrays[:2], _problems_of_all(options))
     if ring is not None:
         return functools.partial(ring.attend, options=_in_ring(options))
     if implementation == "auto" and distribution is not None and distribution.sequence_axis is not None:
@@ -103,8 +117,14 @@ def _problems(name: str, arrays: Arrays, options: Scores, distribution: Distribu
         yield f"the mesh does not divide the {query.shape[0]} rows of the batch"
     if jax.sharding.get_abstract_mesh().manual_axes:
         yield "it is called inside of a shard_map"
+    yield from _problems_of_all(options)
     problems = _problems_of_cudnn if name == "cudnn" else _problems_of_splash
     yield from problems(arrays, options, mesh.platform)
+
+
+def _problems_of_all(options: Scores) -> list[str]:
+    """Return the reasons for which only XLA can compute this attention."""
+    return [] if options.sinks is None else ["scores with sinks"]
 
 
 def _in_ring(options: Scores) -> RingOptions:
@@ -182,7 +202,7 @@ def _splash_kernel(length: int, heads: int, options: Scores, interpret: bool) ->
     """Return the kernel for one row."""
     shape, window = (length, length), options.window
     if isinstance(window, int):
-        mask = splash_mask.LocalMask(shape, (window - 1, 0 if options.is_causal else None), 0)
+        mask = splash_mask.LocalMask(shape, (window - 1, 0 if options.is_causal else window - 1), 0)
     else:
         mask = splash_mask.CausalMask(shape) if options.is_causal else splash_mask.FullMask(shape)
     block = next(block for block in _BLOCKS if length % block == 0)

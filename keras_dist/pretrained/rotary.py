@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist.pretrained.attending import Span
 from keras_dist.pretrained.config import NetworkConfig, Rotary
 
 Angles = tuple[jax.Array, jax.Array]
@@ -27,13 +28,28 @@ def angles(rotary: Rotary | None, config: NetworkConfig, positions: jax.Array) -
     return jnp.cos(angle) * factor, jnp.sin(angle) * factor
 
 
-def rotated(values: jax.Array, angles: Angles) -> jax.Array:
-    """Rotate the first dims of heads (batch, length, heads, head_dim): the first half of them with the second."""
+def rotated(values: jax.Array, angles: Angles, neighbours: bool = False) -> jax.Array:
+    """Rotate the first dims of heads (batch, length, heads, head_dim): the first half of them with the second.
+
+    With `neighbours` each dim of an even number is rotated with the next one.
+    """
     cosine, sine = (each[:, :, None, :] for each in angles)
     pairs = cosine.shape[-1]
     first, second, rest = jnp.split(values.astype("float32"), (pairs, 2 * pairs), axis=-1)
-    turned = (first * cosine - second * sine, second * cosine + first * sine, rest)
-    return jnp.concatenate(turned, axis=-1).astype(values.dtype)
+    if neighbours:
+        both = jnp.concatenate((first, second), axis=-1)
+        first, second = both[..., ::2], both[..., 1::2]
+    turned = (first * cosine - second * sine, second * cosine + first * sine)
+    if neighbours:
+        turned = (jnp.stack(turned, axis=-1).reshape(*values.shape[:-1], 2 * pairs),)
+    return jnp.concatenate((*turned, rest), axis=-1).astype(values.dtype)
+
+
+def grown(query: jax.Array, span: Span, growth: float, rotary: Rotary) -> jax.Array:
+    """Scale queries (batch, length, heads, head_dim) by their position: `query_growth` of `AttentionConfig`."""
+    positions = span.index[None] if span.positions is None else span.positions
+    factor = 1 + growth * jnp.log1p(positions // (rotary.original_max_position_embeddings or 1))
+    return query * factor[:, :, None, None].astype(query.dtype)
 
 
 def _frequencies(rotary: Rotary, head_dim: int, positions: jax.Array) -> tuple[jax.Array | np.ndarray, float]:

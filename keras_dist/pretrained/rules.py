@@ -46,7 +46,8 @@ def rules(
         DistributionError: the mesh has no such axis, or `stage` is given for blocks that are not stacked.
 
     Warns:
-        LayoutWarning: the axis does not divide a number of heads, hidden units, experts or tokens; these are
+        LayoutWarning: the axis does not divide a number of heads, hidden units, experts or tokens. Heads of keys and
+            values are then sharded by `head_dim`, and tokens by `hidden_size`, where it divides these; others are
             replicated.
 
     Source: Shoeybi et al. 2019, arXiv:1909.08053.
@@ -71,14 +72,14 @@ def rules(
     for path, layout in _of_layer(config, axes).items():
         found[f"layers/{path}" if is_stack else rf"layers/\d+/{path}"] = (first, *layout) if is_stack else layout
     if isinstance(config, DecoderConfig):
-        found["embedding/embeddings"] = (tokens, None)
+        found["embedding/embeddings"] = (tokens, axes.hidden_size)
         found["norm/(scale|gamma|beta)"] = (None,)
         if not config.tied_head:
-            found["head/kernel"] = (None, tokens)
+            found["head/kernel"] = (axes.hidden_size, tokens)
         if config.learned_positions:
             found["position_embedding/embeddings"] = (None, None)
     elif config.vocab_size is not None:
-        found["embedding/tokens/embeddings"] = (tokens, None)
+        found["embedding/tokens/embeddings"] = (tokens, axes.hidden_size)
     return found
 
 
@@ -91,6 +92,8 @@ class _Axes(NamedTuple):
     vocab_size: Axis = None
     num_experts: Axis = None
     units: Axis = None
+    head_dim: Axis = None  # of keys and values, in place of num_kv_heads
+    hidden_size: Axis = None  # of embeddings and head, in place of vocab_size
 
 
 def _axes(config: Any, mesh: DeviceMesh, axis: str) -> _Axes:
@@ -108,32 +111,45 @@ def _axes(config: Any, mesh: DeviceMesh, axis: str) -> _Axes:
         if of_experts != axis or experts.num_experts % mesh.axis_size(axis):
             axes["units"] = axis
     left = [name for name in axes if numbers[name] is not None and numbers[name] % mesh.axis_size(axes[name])]
-    for each in dict.fromkeys(axes[name] for name in left):
-        listed = ", ".join(f"{name}={numbers[name]}" for name in left if axes[name] == each)
-        text = f"axis {each!r} of size {mesh.axis_size(each)} does not divide {listed}: these dims are replicated"
-        warn(text, LayoutWarning)
     if "num_heads" in left:
-        left.append("num_kv_heads")  # scores would need them whole
-    return _Axes(**{name: each for name, each in axes.items() if name not in left})
+        left = list(dict.fromkeys([*left, "num_kv_heads"]))  # scores would need them whole
+    others = {"num_kv_heads": ("head_dim", heads.head_dim), "vocab_size": ("hidden_size", config.hidden_size)}
+    kept = {name for name in others if name in left and others[name][1] % mesh.axis_size(axis) == 0}
+    kept -= {"num_kv_heads"} if "num_heads" in left else set()
+    for each in dict.fromkeys(axes[name] for name in left):
+        start = f"axis {each!r} of size {mesh.axis_size(each)} does not divide"
+        whole = [
+            name for name in left if axes[name] == each and name not in kept and numbers[name] % mesh.axis_size(each)
+        ]
+        if whole:
+            listed = ", ".join(f"{name}={numbers[name]}" for name in whole)
+            warn(f"{start} {listed}: these dims are replicated", LayoutWarning)
+        for name in (name for name in left if axes[name] == each and name in kept):
+            other, size = others[name]
+            warn(f"{start} {name}={numbers[name]}: {other}={size} is sharded instead", LayoutWarning)
+    instead = {others[name][0]: axis for name in kept}
+    return _Axes(**{name: each for name, each in axes.items() if name not in left}, **instead)
 
 
 def _of_layer(config: NetworkConfig, axes: _Axes) -> dict[str, Axes]:
     """Return the layouts of the weights of a block by path, without biases and norms that it lacks."""
-    attention, heads, kv = config.attention, axes.num_heads, axes.num_kv_heads
+    attention, heads, kv = config.attention, axes.num_heads, (axes.num_kv_heads, axes.head_dim)
     found: dict[str, Axes] = {
         "attention/query/kernel": (None, heads, None),
-        "attention/(key|value)/kernel": (None, kv, None),
+        "attention/(key|value)/kernel": (None, *kv),
         "attention/output/kernel": (heads, None, None),
         "(attention|feed_forward)(_post)?_norm/(scale|gamma|beta)": (None,),
     }
     if attention.qk_norm == "head":
         found |= {"attention/(query|key)_norm/scale": (None,)}
     if attention.use_bias:
-        found |= {"attention/query/bias": (heads, None), "attention/(key|value)/bias": (kv, None)}
+        found |= {"attention/query/bias": (heads, None), "attention/(key|value)/bias": kv}
     if attention.qk_norm == "all":
-        found |= {"attention/query_norm/scale": (heads, None), "attention/key_norm/scale": (kv, None)}
+        found |= {"attention/query_norm/scale": (heads, None), "attention/key_norm/scale": kv}
     if attention.use_output_bias:
         found |= {"attention/output/bias": (None,)}
+    if attention.has_sinks:
+        found |= {"attention/sinks": (heads,)}
     has_experts = {config.has_experts(layer) for layer in range(config.num_layers)}
     if False in has_experts:
         found |= {"feed_forward/(gate|up)/kernel": (None, axes.size), "feed_forward/down/kernel": (axes.size, None)}
@@ -145,6 +161,12 @@ def _of_layer(config: NetworkConfig, axes: _Axes) -> dict[str, Axes]:
             "feed_forward/experts_(gate|up)": (axes.num_experts, None, axes.units),
             "feed_forward/experts_down": (axes.num_experts, axes.units, None),
         }
+        if config.experts is not None and config.experts.use_bias:
+            found |= {
+                "feed_forward/router_bias": (None,),
+                "feed_forward/experts_(gate|up)_bias": (axes.num_experts, axes.units),
+                "feed_forward/experts_down_bias": (axes.num_experts, None),
+            }
     return found
 
 

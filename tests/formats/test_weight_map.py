@@ -222,6 +222,7 @@ def test_all_mismatches_are_listed_on_both_sides(model, path):
         ({"names": {".*": []}}, "`names` cannot be used"),
         ({"names": {("a", "b"): ["c", "d"]}}, "`names` cannot be used"),
         ({"names": {"a": Joined(["b", "c"], 0, sizes=(1, 2, 3))}}, "`names` cannot be used"),
+        ({"names": {"a": Joined(["b", "c"], 0, interleaved=True)}}, "`names` cannot be used"),
         ({"names": {"a": 1}, "transform": {".*": "T"}}, "`names`, `transform` cannot be used"),
         ({"tied": {"a": ["b"]}, "ignored": "b"}, "`tied`, `ignored` cannot be used"),
         ({"names": {"(": "a"}}, "`names` is not a regular expression"),
@@ -247,6 +248,7 @@ def test_maps_that_cannot_be_made(arguments, message):
         ({"blocks_0/norm": Joined(["a", "b"], 0, sizes=(3, 4))}, "sizes=(3, 4)"),
         ({("blocks_0/norm", "blocks_0/nrm"): "a"}, "'a' consists of weights of which the model lacks some"),
         ({("blocks_0/norm", "blocks_0/key"): "a"}, "cannot be joined along axis 0 to 'a'"),
+        ({("blocks_0/query", "blocks_0/key"): Joined("a", 1, interleaved=True)}, "cannot take turns in 'a'"),
         ({("blocks_./norm", "blocks_0/joined"): "a"}, "'blocks_1/norm' and 'blocks_0/norm' are the same part of 'a'"),
     ],
 )

@@ -162,6 +162,23 @@ def test_joined_tied_and_stacked_at_once(is_stacked, tmp_path):
     np.testing.assert_equal(load_file(tmp_path / "y.safetensors"), attention_file())
 
 
+@pytest.mark.parametrize("layers", [None, 2])
+def test_weights_whose_elements_take_turns_in_an_array(layers, tmp_path):
+    """As gpt-oss: one array (experts, inputs, 2 * outputs) for gate and up."""
+    network = kd.Sequential([kd.Input((2,)), Block({"gate": (2, 3, 4), "up": (2, 3, 4)}, layers=layers, name="h")])
+    name = "gate_up" if layers is None else "{}.gate_up"
+    weight_map = WeightMap({("h/gate", "h/up"): Joined(name, axis=2, interleaved=True)})
+    file = {name.format(number): array(2, 3, 8, start=100 * number) for number in range(layers or 1)}
+    save_file(file, tmp_path / "x.safetensors")
+    network.load_weights(tmp_path / "x.safetensors", weight_map=weight_map)
+    values = {weight.path: weight.numpy() for weight in network.weights}
+    for start, path in enumerate(("h/gate", "h/up")):
+        expected = [each[..., start::2] for each in file.values()]
+        np.testing.assert_array_equal(values[path], expected[0] if layers is None else expected)
+    network.save_weights(tmp_path / "y.safetensors", weight_map=weight_map)
+    np.testing.assert_equal(load_file(tmp_path / "y.safetensors"), file)
+
+
 def test_adapters_alone_may_be_missing(tmp_path):
     network = kd.Sequential([kd.Input((2,)), *(kd.layers.Dense(2, use_bias=False, name=name) for name in "ab")])
     network.enable_lora(1, "a")

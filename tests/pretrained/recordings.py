@@ -1,7 +1,8 @@
 """Records tiny networks of `transformers`: config, weights, inputs and outputs, for `test_families.py`.
 
 `python -m tests.pretrained.recordings` writes `tests/pretrained/recordings/<family>/`, in an environment with torch,
-transformers 5 and safetensors. The options are chosen so that each has an effect in sequences of 12 tokens.
+transformers 5 and safetensors; with names of families it writes these alone. The options are chosen so that each has an
+effect in sequences of 12 tokens.
 
 `... --check FOLDER` loads networks that keras_dist has saved in `FOLDER/<family>`, and compares outputs. Tests
 leave them there if `KEEP_SAVED=FOLDER` is set.
@@ -23,7 +24,7 @@ def recorded(family: str, folder: pathlib.Path) -> None:
     name, options = NETWORKS[family]
     taken = {} if family == "gpt2" else SIZES
     taken = {key: value for key, value in taken.items() if family != "vit" or key != "vocab_size"}
-    special = {} if family == "vit" else {"vocab_size": 64, **SHORT}
+    special = {} if family == "vit" else SHORT
     kind = getattr(transformers, name)
     config = kind.config_class(**{"initializer_range": 0.3, **taken, **special, **options})
     torch.manual_seed(0)
@@ -33,7 +34,8 @@ def recorded(family: str, folder: pathlib.Path) -> None:
             start = 1.0 if "norm" in path.lower() and "weight" in path and "gemma" not in family else 0.0
             parameter.data.normal_(start, 0.3)
     model.to(torch.bfloat16).save_pretrained(folder)  # half as large
-    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    experts = {"experts_implementation": "eager"} if "gpt_oss" in family else {}  # others need sizes of 16 bytes
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **experts).eval()
     inputs = inputs_of(family)
     save_file(inputs | {"outputs": outputs_of(model, inputs)}, folder / "outputs.safetensors")
 
@@ -43,6 +45,10 @@ def inputs_of(family: str) -> dict:
     if family == "vit":
         return {"pixel_values": torch.randn(2, 3, 8, 8)}
     tokens = torch.randint(0, 64, (2, 12), dtype=torch.int32)
+    if "modernbert" in family:
+        mask = torch.ones(2, 12, dtype=torch.int64)
+        mask[1, 9:] = 0
+        return {"input_ids": tokens, "attention_mask": mask}
     if family != "bert":
         return {"input_ids": tokens}
     types, mask = torch.zeros(2, 12, dtype=torch.int64), torch.ones(2, 12, dtype=torch.int64)
@@ -78,7 +84,7 @@ def main() -> None:
         for family in NETWORKS:
             print(checked(family, pathlib.Path(sys.argv[2]) / family))
         return
-    for family in NETWORKS:
+    for family in sys.argv[1:] or NETWORKS:
         folder = FOLDER / family
         recorded(family, folder)
         (folder / "generation_config.json").unlink(missing_ok=True)

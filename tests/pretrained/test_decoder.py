@@ -9,8 +9,8 @@ from keras_dist.errors import ConfigError, ModelError
 from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, FeedForwardConfig, NormConfig, Rotary
 from tests.pretrained.networks import FOLDER
 
-RECORDED = ["gemma3_text", "gpt2", "smollm3", "mixtral"]
-"""Families with windows, two rotary embeddings, learned positions, layers without positions, and experts."""
+RECORDED = ["gemma3_text", "gpt2", "smollm3", "mixtral", "gpt_oss", "ministral3"]
+"""Families with windows, two rotary embeddings, learned positions, layers without positions, experts, sinks, growth."""
 
 
 def recorded(family):

@@ -57,7 +57,8 @@ def by_numpy(query, key, value, seed, given):
         if given.is_causal:
             seen &= index[:, None] >= index
         if given.window is not None:
-            seen &= index[:, None] - index < given.window
+            distance = index[:, None] - index
+            seen &= (distance if given.is_causal else abs(distance)) < given.window
         if given.queries.segments is not None:
             seen &= given.queries.segments[row][:, None] == given.queries.segments[row]
         scores = q @ k.T * given.scale
@@ -94,6 +95,7 @@ CASES = {
         {"window": 5, "soft_cap": 2.0, "segments": PACKED},
     ),
     "in both directions, on two devices": (None, 20, 4, {"is_causal": False}),
+    "in a window in both directions": (None, 20, 4, {"is_causal": False, "window": 3}),
 }
 
 
@@ -182,6 +184,14 @@ def test_all_reasons_against_an_implementation_are_listed():
         traced(kd.DataParallel(kd.DeviceMesh("data=8")), "splash", options(24), arrays(24, 2)[:3])
 
 
+@pytest.mark.parametrize("name", ["cudnn", "splash", "ring"])
+def test_sinks_are_computed_by_xla_alone(name):
+    mesh = kd.DeviceMesh("data=2,sequence=4")
+    distribution = kd.ModelParallel(kd.LayoutMap(mesh), "data", sequence_axis="sequence")
+    with pytest.raises(ModelError, match="scores with sinks"):
+        traced(distribution, name, options(24, sinks=np.zeros(HEADS, "float32")), arrays(24, 2)[:3])
+
+
 def test_an_unknown_implementation_is_an_error():
     with pytest.raises(ModelError, match=r"(?s)`attention` must be one of .*'splash', 'ring'.*attention='flash'"):
         kd.pretrained.describe(FOLDER / "llama", attention="flash")
@@ -241,6 +251,8 @@ def test_tpus_get_splash_attention():
             "cuDNN cannot be used: scores with soft_cap=2.0; JAX says: cuDNN is not detected",
         ),
         ("v5e:2x4", {"window": 3, "positions": PACKED}, "splash attention cannot be used: positions without segments"),
+        ("v5e:2x4", {"sinks": np.zeros(HEADS, "float32")}, "splash attention cannot be used: scores with sinks"),
+        ("h100:1x1x8", {"sinks": np.zeros(HEADS, "float32")}, "cuDNN cannot be used: scores with sinks"),
     ],
 )
 def test_elsewhere_xla_computes_and_the_reason_is_noted(target, given, reason):

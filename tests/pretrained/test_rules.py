@@ -56,16 +56,50 @@ def test_factors_of_lora_are_planned_and_need_no_rules(mesh, recwarn):
     assert not recwarn.list
 
 
-def test_heads_that_do_not_divide_are_named_and_replicated(mesh):
-    with pytest.warns(LayoutWarning, match=r"axis 'model' of size 4 does not divide num_kv_heads=2: .* replicated"):
+def test_heads_that_do_not_divide_are_named_and_sharded_by_another_dim_or_replicated(mesh):
+    with pytest.warns(
+        LayoutWarning, match=r"axis 'model' of size 4 does not divide num_kv_heads=2: head_dim=8 is shard"
+    ):
         rules = kd.pretrained.rules(FOLDER / "llama", mesh)
     assert rules["layers/1/attention/query/kernel"].axes == (None, "model", None)
-    assert rules["layers/1/attention/key/kernel"].axes == (None, None, None)
+    assert rules["layers/1/attention/key/kernel"].axes == (None, None, "model")
     wide = kd.DeviceMesh("data=1,model=8")
     with pytest.warns(LayoutWarning, match="num_heads=4, num_kv_heads=4"):
         rules = kd.pretrained.rules(FOLDER / "mistral", wide)
     assert rules["layers/0/attention/output/kernel"].axes == (None, None, None)
     assert rules["layers/0/feed_forward/up/kernel"].axes == (None, "model")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("scan", [False, True])
+def test_an_odd_vocabulary_and_one_head_of_keys_are_sharded_by_other_dims(scan, tied, mesh):
+    rotary = kd.pretrained.Rotary()
+    heads = kd.pretrained.AttentionConfig(num_heads=4, num_kv_heads=1, head_dim=8, use_bias=True, rotary=rotary)
+    sizes = {"vocab_size": 67, "hidden_size": 16, "num_layers": 2, "feed_forward": kd.pretrained.FeedForwardConfig(24)}
+    options = {"family": "llama", "attention": heads, "tied_head": tied, "initializer_range": 0.3}
+    config = kd.pretrained.DecoderConfig(**sizes, **options)
+    with pytest.warns(LayoutWarning) as caught:
+        rules = kd.pretrained.rules(config, mesh, scan=scan)
+    assert [str(each.message).partition(": ")[2] for each in caught] == [
+        "head_dim=8 is sharded instead",
+        "hidden_size=16 is sharded instead",
+    ]
+    tokens = np.random.default_rng(0).integers(0, 67, (4, 9)).astype("int32")
+    found, weights = [], {}
+    for layout in (kd.DataParallel(devices=["cpu:0"]), kd.ModelParallel(rules, "data", strict=True)):
+        with layout.scope():
+            model = kd.pretrained.Decoder(config, scan=scan)
+            model.build()
+        for weight in model.weights:
+            weight.assign(weights.setdefault(weight.path, weight.numpy()))
+        logits, made = np.asarray(model(tokens)), kd.generate(model, tokens[:, :4], 5)
+        model.compile("sgd", "causal_lm")
+        found.append((logits, made, [float(model.train_on_batch(tokens, np.roll(tokens, -1, 1))) for _ in range(3)]))
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[1][2], found[0][2], rtol=1e-5)
+    assert found[1][1] == found[0][1]
+    whole = {row.path for row in model.layout_plan.rows if len(row.shape) > 1 and not any(row.axes)}
+    assert not any("kernel" in path or "embeddings" in path for path in whole), whole
 
 
 def test_a_network_tells_whether_it_is_stacked(mesh):

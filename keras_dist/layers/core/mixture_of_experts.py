@@ -211,7 +211,7 @@ class MixtureOfExperts(AdaptableLayer):
     def _routes(self, x: jax.Array, kept: jax.Array, by_row: _Constraint, capacity: int) -> _Routes:
         """Choose the experts of the tokens of `x` (rows, tokens, features)."""
         rows, tokens, _ = x.shape
-        logits = by_row(jnp.einsum("gtd,de->gte", x.astype(jnp.float32), self.router[...].astype(jnp.float32)))
+        logits = by_row(self._logits(x))
         probabilities = jax.nn.softmax(logits)
         # XLA gathers the rows of `jax.lax.top_k`, of jax 0.10 and 0.12 on CPUs, and shards a sort by rows
         experts = jnp.argsort(-probabilities, axis=-1)[..., : self.top_k]
@@ -230,6 +230,10 @@ class MixtureOfExperts(AdaptableLayer):
         dropped = by_row(chosen * ~has_slot[..., None]).sum((0, 1))
         return _Routes(slots, of_slots, weights, chosen, dropped, logits)
 
+    def _logits(self, x: jax.Array) -> jax.Array:
+        """Return the scores of experts (rows, tokens, experts), in float32."""
+        return jnp.einsum("gtd,de->gte", x.astype(jnp.float32), self.router[...].astype(jnp.float32))
+
     def _capacity(self, tokens: int, factor: float | None) -> int:
         """Return the number of tokens that an expert takes from a row of `tokens`."""
         return tokens if factor is None else min(tokens, math.ceil(factor * self.top_k * tokens / self.num_experts))
@@ -247,8 +251,12 @@ class MixtureOfExperts(AdaptableLayer):
     def _network(self, name: str, x: jax.Array, equation: str) -> jax.Array:
         """Return the outputs of the experts, or of the shared ones."""
         hidden = [self._product(f"{name}_{part}", x, equation) for part in ("gate", "up")[not self.gated :]]
-        hidden[0] = hidden[0] if self.activation is None else self.activation(hidden[0])
-        return self._product(f"{name}_down", math.prod(hidden[1:], start=hidden[0]), equation)
+        return self._product(f"{name}_down", self._activated(*hidden), equation)
+
+    def _activated(self, first: jax.Array, up: jax.Array | None = None) -> jax.Array:
+        """Return the hidden units, times their gate if `first` is one."""
+        first = first if self.activation is None else self.activation(first)
+        return first if up is None else first * up
 
     def _product(self, name: str, x: jax.Array, equation: str) -> jax.Array:
         """Return the product with a weight, and with its factors of LoRA."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from keras_dist.errors import ConfigError, shorten
 from keras_dist.interop import Linear
-from keras_dist.pretrained.config import DecoderConfig
+from keras_dist.pretrained.config import DecoderConfig, NetworkConfig
 from keras_dist.pretrained.family import Document, Family, dense, read_rotary, written_rotary
 
 _LAYER = "model.layers.{}"
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def read_layer_types(document: Document, slides: Callable[[int], bool]) -> tuple[int, ...] | None:
@@ -21,18 +21,46 @@ def read_layer_types(document: Document, slides: Callable[[int], bool]) -> tuple
         return None
     if kinds is None:
         return tuple(filter(slides, range(number)))
-    unknown = [kind for kind in kinds if kind not in (_SLIDING, _FULL)]
+    unknown = [kind for kind in kinds if kind not in (SLIDING, FULL)]
     if unknown:
         raise ConfigError("unknown types of layers", given=f"layer_types {shorten(unknown)} are not supported")
     if len(kinds) != number:
         given = f"layer_types must have num_hidden_layers={number} entries, not {len(kinds)}"
         raise ConfigError("types of other layers", given=given)
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == _SLIDING)
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
 
 
-def written_layer_types(config: DecoderConfig) -> list[str]:
+def rotary_by_kind(document: Document) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return `rope_parameters` of layers without a window, and of layers with one; empty where it has none."""
+    nested = document.get("rope_parameters") or {}
+    flat = sorted(nested.keys() - {FULL, SLIDING})
+    if flat and not all(map(nested.get, (FULL, SLIDING))):  # transformers ignores these, and rotates by its defaults
+        given = f"rope_parameters has {', '.join(flat)} outside of {FULL} and {SLIDING}"
+        raise ConfigError("rotary embeddings of no kind of layer", given=given)
+    wrong = {kind: value for kind, value in nested.items() if not isinstance(value, Mapping | None)}
+    if wrong:
+        given = f"rope_parameters={shorten(wrong)} must be a dict of dicts"
+        raise ConfigError("rotary embeddings that are not dicts", given=given)
+    return nested.get(FULL) or {}, nested.get(SLIDING) or {}
+
+
+def written_layer_types(config: NetworkConfig) -> list[str]:
     """Return `layer_types` of a config."""
-    return [_SLIDING if config.attention.slides(layer) else _FULL for layer in range(config.num_layers)]
+    return [SLIDING if config.attention.slides(layer) else FULL for layer in range(config.num_layers)]
+
+
+def read_kinds(document: Document, *bases: str) -> dict[str, Any]:
+    """Return the rotary embeddings of each kind of layer; `rope_theta` may be in the entries `bases`."""
+    both = zip(("rotary", "sliding_rotary"), rotary_by_kind(document), bases, strict=True)
+    given = {f"attention.{field}": {"rope_theta": document[base], **parameters} for field, parameters, base in both}
+    return {field: read_rotary(document, parameters) for field, parameters in given.items()}
+
+
+def written_kinds(config: NetworkConfig) -> dict[str, Any]:
+    """Return `layer_types` and `rope_parameters` of a config with rotary embeddings for each kind of layer."""
+    rotaries = {FULL: config.attention.rotary, SLIDING: config.attention.sliding_rotary}
+    parameters = {kind: written_rotary(rotary) for kind, rotary in rotaries.items() if rotary is not None}
+    return {"rope_parameters": parameters, "layer_types": written_layer_types(config)}
 
 
 class DecoderFamily(Family):
@@ -40,9 +68,11 @@ class DecoderFamily(Family):
 
     Attributes:
         rotates_parts: whether `transformers` can rotate a part of each head in networks of the family.
+        rotary: `rope_parameters` of files without.
     """
 
     rotates_parts: ClassVar[bool] = False
+    rotary: ClassVar[Document] = {}
 
     keys: ClassVar = {
         "vocab_size": "vocab_size",
@@ -96,7 +126,8 @@ class DecoderFamily(Family):
     def positions(self, document: Document) -> dict[str, Any]:
         if self.fixed.get("learned_positions"):
             return {}
-        rotary = read_rotary(document)
+        has_own = any(document.get(key) for key in ("rope_parameters", "rope_scaling"))
+        rotary = read_rotary(document if has_own else {**document, "rope_parameters": self.rotary})
         if rotary.partial_rotary_factor != 1 and not self.rotates_parts:
             given = f"partial_rotary_factor={shorten(rotary.partial_rotary_factor)} is not supported, only 1"
             raise ConfigError("rotary embeddings of a part", given=given)

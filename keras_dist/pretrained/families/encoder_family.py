@@ -54,4 +54,4 @@ class EncoderFamily(Family):
         return {"architectures": [self.architecture] if config.pooled_size else sorted(known or self.unpooled[:1])}
 
     def has_prefix(self, config: EncoderConfig) -> bool:
-        return config.pooled_size is None
+        return config.pooled_size is None and bool(self.unpooled)

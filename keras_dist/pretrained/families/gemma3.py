@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from keras_dist.errors import ConfigError, shorten
 from keras_dist.pretrained.config import DecoderConfig
+from keras_dist.pretrained.families.decoder_family import rotary_by_kind, written_kinds
 from keras_dist.pretrained.families.gemma2 import Gemma2
-from keras_dist.pretrained.family import Document, read_rotary, register_family, written_rotary
-
-_KINDS = ("full_attention", "sliding_attention")
+from keras_dist.pretrained.family import Document, read_rotary, register_family
 
 
 @register_family("gemma3_text")
@@ -35,20 +32,10 @@ class Gemma3Text(Gemma2):
     handled: ClassVar = (*Gemma2.handled, "rope_local_base_freq")
 
     def positions(self, document: Document) -> dict[str, Any]:
-        nested = document.get("rope_parameters") or {}
-        flat = sorted(nested.keys() - set(_KINDS))
-        if flat and not all(map(nested.get, _KINDS)):  # transformers ignores these, and rotates by its defaults
-            given = f"rope_parameters has {', '.join(flat)} outside of {' and '.join(_KINDS)}"
-            raise ConfigError("rotary embeddings of no kind of layer", given=given)
-        wrong = {kind: value for kind, value in nested.items() if not isinstance(value, Mapping | None)}
-        if wrong:
-            given = f"rope_parameters={shorten(wrong)} must be a dict of dicts"
-            raise ConfigError("rotary embeddings that are not dicts", given=given)
-        full = {**document, "rope_parameters": nested.get("full_attention")}
-        local = nested.get("sliding_attention") or {"rope_theta": document["rope_local_base_freq"]}
+        of_full, of_sliding = rotary_by_kind(document)
+        full = {**document, "rope_parameters": of_full}
+        local = of_sliding or {"rope_theta": document["rope_local_base_freq"]}
         return {**super().positions(full), "attention.sliding_rotary": read_rotary(document, local)}
 
     def entries(self, config: DecoderConfig) -> dict[str, Any]:
-        rotaries = {"full_attention": config.attention.rotary, "sliding_attention": config.attention.sliding_rotary}
-        parameters = {kind: written_rotary(rotary) for kind, rotary in rotaries.items() if rotary is not None}
-        return {**super().entries(config), "rope_parameters": parameters}
+        return {**super().entries(config), **written_kinds(config)}
