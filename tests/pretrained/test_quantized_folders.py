@@ -1,5 +1,6 @@
 """`load(quantize=)`: networks as qwix quantizes them, on every mesh; folders that others have quantized; plans."""
 
+import dataclasses
 import json
 import shutil
 
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import keras_dist as kd
 from keras_dist.errors import ConfigError, ModelError
+from tests.pretrained import python_source
 from tests.pretrained.networks import FOLDER
 from tests.pretrained.test_families import distribution_of, inputs_of
 
@@ -154,3 +156,28 @@ def test_under_full_sharding_weights_are_gathered_as_they_are_stored(scan):
         gathered[mode] = report.verdict.compiled.nbytes_by_axes()["all_gather", ("data",)]
         assert gathered[mode] == pytest.approx(report.step.nbytes_by_axes()["all_gather", ("data",)], rel=0.05)
     assert gathered["nf4"] < gathered["int8"] < 0.75 * gathered[None], "embeddings, head and factors stay in float32"
+
+
+@pytest.mark.slow
+def test_a_quantized_base_keeps_98_percent_of_the_decrease_of_the_loss(tmp_path):
+    sizes = {"hidden_size": 128, "feed_forward": kd.pretrained.FeedForwardConfig(256)}
+    config = dataclasses.replace(python_source.CONFIG, **sizes)
+    modules, packages = (kd.data.pack(python_source.texts(pattern), 64) for pattern in ("*.py", "*/*.py"))
+    with kd.FullySharded(kd.DeviceMesh("data=8")).scope():
+        kd.set_random_seed(0)
+        base = kd.pretrained.Decoder(config, dtype="mixed_bfloat16")
+        base.compile(kd.optimizers.Adam(3e-3), loss="causal_lm")
+        base.fit(modules, None, 16, 8, verbose=0)
+        kd.pretrained.save(base, tmp_path)
+        losses = {}
+        for mode in (None, "int8", "nf4"):
+            model = kd.pretrained.load(tmp_path, dtype="bfloat16", quantize=mode)
+            model.enable_lora(8, ".*/(query|key|value|output|gate|up|down)", alpha=16)
+            model.compile(kd.optimizers.Adam(2e-3), loss="causal_lm")
+            before = model.evaluate(packages, batch_size=16, verbose=0)
+            model.fit(packages, None, 16, 3, shuffle=False, verbose=0)
+            losses[mode] = before, model.evaluate(packages, batch_size=16, verbose=0)
+    start, end = losses[None]
+    assert end < start - 0.5
+    for mode in ("int8", "nf4"):
+        assert start - losses[mode][1] > 0.98 * (start - end), losses
