@@ -49,8 +49,9 @@ class BackupAndRestore(Callback):
         delete_checkpoint: whether to delete the states when training ends normally. They are kept if an exception or a
             signal ends it.
         keep: number of states to keep; None for all.
-        asynchronous: whether training continues while a state is being written. A save that fails ends training at the
-            next step; in a job of several processes at the next save, so that all end at the same step.
+        asynchronous: whether training continues while a state is being written, except while there is no other state:
+            the first one is waited for, since a kill would lose all steps. A save that fails ends training at the next
+            step; in a job of several processes at the next save, so that all end at the same step.
         fsync: whether to force states to the disk, so that they survive a power failure; see `CheckpointManager`.
 
     Raises:
@@ -123,6 +124,7 @@ class BackupAndRestore(Callback):
         self._manager = manager
         stored = manager.newest()
         heartbeat.current().note_save("nothing yet" if stored is None else str(stored.folder))
+        self._has_state = stored is not None
         if stored is not None:
             self.model.restore(stored, continue_training=True)
             self._newest = str(stored.folder), heartbeat.current().notes.steps
@@ -193,6 +195,9 @@ class BackupAndRestore(Callback):
 
     def _save(self, manager: CheckpointManager) -> None:
         self._newest = manager.save(), heartbeat.current().notes.steps
+        if not self._has_state:
+            manager.wait_until_finished()
+            self._has_state = True
         if is_asked_to_end():
             os.kill(os.getpid(), signal.SIGTERM)  # which fit handles in this process, and JAX's runtime in all others
 
