@@ -21,11 +21,12 @@ Scales = Mapping[str, tuple[int, float]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Adapters:
-    """Rank and alpha by path of weights that `Model.enable_lora` adapts, and the other weights that it has frozen."""
+    """Rank and alpha by path of weights that `Model.enable_lora` adapts, and what it has done with the others."""
 
     weights: Scales
     dropout: float
     frozen: tuple[Variable, ...] = ()
+    whole: tuple[str, ...] = ()  # paths of weights that are trained whole
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments with which `enable_lora` makes the same adapters."""
@@ -33,7 +34,8 @@ class Adapters:
         rank, ranks = common_and_others({path: rank for path, (rank, _) in scales.items()})
         alpha, alphas = common_and_others({path: alpha for path, (_, alpha) in scales.items()})
         given = {"rank": rank, "alpha": alpha, "dropout": self.dropout, "layers": [*scales]}
-        return {**given, "rank_pattern": ranks, "alpha_pattern": alphas}
+        whole = {"modules_to_save": [*map(re.escape, self.whole)]} if self.whole else {}
+        return {**given, "rank_pattern": ranks, "alpha_pattern": alphas, **whole}
 
 
 class _Record(Protocol):

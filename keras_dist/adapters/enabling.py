@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from keras_dist._support.arguments import check_number, check_optional, check_size
+from keras_dist._support import tree_paths
+from keras_dist._support.arguments import argument_error, check_number, check_optional, check_size
 from keras_dist.adapters.adaptable_model import AdaptableModel, Adapters
-from keras_dist.adapters.choosing import LISTED, Candidate, by_rules, chosen
-from keras_dist.errors import ModelError
+from keras_dist.adapters.choosing import LISTED, Candidate, by_rules, chosen, enumerated
+from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import Layer
 from keras_dist.layers.base.lora import Adapted, Factors, owner_of
 from keras_dist.layers.base.quantized import dequantize_weight
 from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.graph import compile_rule
 from keras_dist.training.lora_modules import ROOT, Factor, add_factors, factors_in
 from keras_dist.training.lora_weights import merged_weights
 from keras_dist.training.quantized_modules import remove_scales
@@ -29,6 +32,7 @@ def enable_lora(
     dropout: float = 0.0,
     rank_pattern: Mapping[str, int] | None = None,
     alpha_pattern: Mapping[str, float] | None = None,
+    modules_to_save: str | Iterable[str] | None = None,
 ) -> None:
     r"""Freeze all weights, and train low-rank updates of the weights of some layers.
 
@@ -51,6 +55,8 @@ def enable_lora(
             for experts and in models of `from_nnx`.
         rank_pattern: other ranks, by regular expressions for paths as in `layers`; the first that matches counts.
         alpha_pattern: other scaling factors.
+        modules_to_save: regular expression, or several, for whole paths of layers or weights that are trained whole,
+            and saved with the adapters, such as `"head"`. Not available in models of `from_nnx`.
 
     Raises:
         ModelError: an argument cannot be used; a pattern matches nothing, or layers that cannot be adapted, all of
@@ -86,15 +92,21 @@ def enable_lora(
         if dropout:
             given, fix = f"dropout={dropout}", "dropout=0; or nnx.Dropout in the module; or a model of layers"
             raise ModelError("enable_lora: `dropout` is not available for flax.nnx modules", given=given, fix=fix)
+        if modules_to_save is not None:
+            given = f"modules_to_save={shorten(modules_to_save)}"
+            summary = "enable_lora: `modules_to_save` is not available for flax.nnx modules"
+            raise ModelError(summary, given=given, fix="leave it out; or use a model of layers")
         kernels = {one.parts: (one.dims, factors[one.weight]) for one in candidates}
         model._change_weights({"": built.model}, functools.partial(add_factors, built.model, kernels), Factor)
         frozen: tuple[Variable, ...] = ()
+        whole: tuple[str, ...] = ()
     else:
-        frozen = _freezable(built, candidates)
+        whole = _trained_whole(built, candidates, modules_to_save)
+        frozen = _freezable(built, candidates, whole)
         adapted = {one.weight: one.layer for one in candidates if one.layer is not None}
         change = functools.partial(_adapt, adapted.values(), factors.values(), frozen)
         model._change_weights({"": built.model, **_owners(adapted)}, change)
-    model._record.adapters = Adapters(scales, dropout, frozen)
+    model._record.adapters = Adapters(scales, dropout, frozen, whole)
 
 
 def _owners(adapted: Mapping[str, Adapted]) -> dict[str, Layer]:
@@ -109,9 +121,34 @@ def _adapt(layers: Iterable[Adapted], factors: Iterable[Factors], frozen: Iterab
         layer.adapt(one)
 
 
-def _freezable(built: BuiltModel, candidates: Iterable[Candidate]) -> tuple[Variable, ...]:
-    """Return the trained weights but the adapted ones; raise for weights of a flax module, which have other owners."""
+def _trained_whole(built: BuiltModel, candidates: Iterable[Candidate], rules: Any) -> tuple[str, ...]:
+    """Return the paths of trained weights that patterns match, by their paths or by paths of layers around them."""
+    if rules is None:
+        return ()
+    listed: list[Any] = [rules] if isinstance(rules, str) else [*rules] if isinstance(rules, Iterable) else [None]
+    if not all(isinstance(rule, str) for rule in listed):
+        expected = "a regular expression for paths, or a list of them"
+        raise argument_error("modules_to_save", rules, expected, example="head")
+    paths = [row.path for row in built.cell.plan.rows if built.is_trainable(row.path)]
     adapted = {one.weight for one in candidates}
+    found: dict[str, None] = {}
+    problems: list[str] = []
+    for rule in listed:
+        pattern = compile_rule(rule, "modules_to_save")
+        matches = [path for path in paths if any(map(pattern.fullmatch, tree_paths.prefixes(path)))]
+        problems += [] if matches else [f"{rule!r} matches no trained weight{did_you_mean(rule, paths)}"]
+        problems += [f"{path!r} is adapted" for path in matches if path in adapted]
+        found |= dict.fromkeys(matches)
+    if problems:
+        fix = f"choose by whole paths some of {[path for path in paths if path not in adapted][:LISTED]}"
+        summary = "enable_lora: `modules_to_save` must match weights that are not adapted"
+        raise ModelError(summary, given=enumerated(problems), fix=fix)
+    return tuple(found)
+
+
+def _freezable(built: BuiltModel, candidates: Iterable[Candidate], whole: Iterable[str]) -> tuple[Variable, ...]:
+    """Return the weights to freeze: trained and not adapted; raise for a flax module's, which have other owners."""
+    adapted = {*(one.weight for one in candidates), *whole}
     paths = [row.path for row in built.cell.plan.rows if built.is_trainable(row.path)]
     held = {path: built.cell.held(path) for path in paths if path not in adapted}
     foreign = [path for path, variable in held.items() if not isinstance(variable, Variable)]

@@ -40,7 +40,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "lora_bias": (None, False),
     "alora_invocation_tokens": (None, []),
     "layer_replication": (None, []),
-    "modules_to_save": (None, []),
     "trainable_token_indices": (None, []),
     "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
 }
@@ -73,6 +72,15 @@ class AdapterFiles:
     def has_parameter(self, name: str) -> bool:
         """Return whether a parameter of torch, such as the weights of experts, is adapted."""
         return any(f".{name}".endswith(f".{target}") for target in self._config.get("target_parameters") or ())
+
+    def has_whole(self, module: str) -> bool:
+        """Return whether all of a module is trained, and a part of the files."""
+        return any(module.endswith(name) for name in self.whole)
+
+    @property
+    def whole(self) -> list[str]:
+        """The ends of names of modules that are trained whole."""
+        return self._config.get("modules_to_save") or []
 
     def _of_module(self, module: str, patterns: str, default: str) -> Any:
         matching = self._patterns[patterns].matching(module)
@@ -109,13 +117,18 @@ def written_config(
     scales: Mapping[str, tuple[int, float]],
     others: Collection[str],
     parameters: Collection[str],
+    whole: Collection[str],
     dropout: float,
     fan_in_fan_out: bool,
     **more: Any,
 ) -> dict[str, Any]:
-    """Return the content of `adapter_config.json`, for ranks and alphas of modules and `parameters`, beside others."""
+    """Return the content of `adapter_config.json`, for ranks and alphas of modules and `parameters`, beside others.
+
+    The modules `whole` are trained whole.
+    """
     targets = {"target_modules": _targets([module for module in scales if module not in parameters], others, 1)}
     targets |= {"target_parameters": _targets(parameters, others, 2)} if parameters else {}
+    targets |= {"modules_to_save": _targets(whole, {*others, *scales} - {*whole}, 1)} if whole else {}
     ranks = {module: rank for module, (rank, _) in scales.items()}
     alphas = {module: int(alpha) if float(alpha).is_integer() else alpha for module, (_, alpha) in scales.items()}
     (rank, rank_pattern), (alpha, alpha_pattern) = map(common_and_others, (ranks, alphas))
@@ -197,9 +210,10 @@ def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
     dropout = config.get("lora_dropout", 0.0)
     if not is_number(dropout) or not 0 <= dropout < 1:
         yield f"lora_dropout={shorten(dropout)} is not a fraction below 1"
-    targets = config.get("target_parameters") or []
-    if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
-        yield f"target_parameters={shorten(targets)} is not a list of names"
+    for entry in ("target_parameters", "modules_to_save"):
+        names = config.get(entry) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+            yield f"{entry}={shorten(names)} is not a list of names"
     for (name, kind), (default, is_valid) in zip(_PATTERNS.items(), _CHECKS.items(), strict=True):
         values, one = config.get(name) or {}, config.get(default)
         if not is_valid(one):

@@ -25,7 +25,7 @@ from keras_dist.files.tensor_reader import TensorReader
 from keras_dist.formats.weight_pieces import Piece
 from keras_dist.layers.base.lora import Dims
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 
 Kind = Literal["linear", "embedding", "convolution", "experts"]
 Pair = tuple[np.ndarray, np.ndarray]
@@ -210,17 +210,17 @@ class Group:
 
     def _names(self) -> list[tuple[str, str]]:
         ends = _ENDS_OF_EMBEDDINGS if self.forms[0].kind == "embedding" else _ENDS
-        return [(f"{_PREFIX}{module}{ends[0]}", f"{_PREFIX}{module}{ends[1]}") for module in self.keys]
+        return [(f"{PREFIX}{module}{ends[0]}", f"{PREFIX}{module}{ends[1]}") for module in self.keys]
 
 
 def modules_in(reader: TensorReader) -> set[str]:
     """Return the modules of torch that have a first factor in a file."""
-    names = [name.removeprefix(_PREFIX) for name in reader.shapes]
+    names = [name.removeprefix(PREFIX) for name in reader.shapes]
     return {name.removesuffix(end) for end, _ in (_ENDS, _ENDS_OF_EMBEDDINGS) for name in names if name.endswith(end)}
 
 
-def misfits(reader: TensorReader, groups: Mapping[Group, int]) -> Iterator[str]:
-    """Yield what does not fit groups of these ranks in a file: missing arrays, other ones, and other shapes."""
+def misfits(reader: TensorReader, groups: Mapping[Group, int], known: Container[str] = ()) -> Iterator[str]:
+    """Yield what does not fit groups of these ranks in a file: missing arrays, unknown ones, and other shapes."""
     expected = {name: shape for group, rank in groups.items() for name, shape in group.expected(rank).items()}
     for name, shape in expected.items():
         found = reader.shapes.get(name)
@@ -231,9 +231,9 @@ def misfits(reader: TensorReader, groups: Mapping[Group, int]) -> Iterator[str]:
         elif not jnp.issubdtype(reader.dtype(name), jnp.floating):
             yield f"{name} has elements of {reader.dtype(name)}"
     forms = (form for group in groups for form in group.forms)
-    copies = {f"{_PREFIX}{module}.base_layer.weight": form.shape_of_copy for form in forms for module in form.modules}
+    copies = {f"{PREFIX}{module}.base_layer.weight": form.shape_of_copy for form in forms for module in form.modules}
     others = (name for name, shape in reader.shapes.items() if copies.get(name) != shape)
-    yield from (f"not in the model: {name}" for name in others if name not in expected)
+    yield from (f"not in the model: {name}" for name in others if name not in expected and name not in known)
 
 
 def groups_of(forms: Iterable[Form]) -> list[Group]:

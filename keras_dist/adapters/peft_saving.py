@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -15,9 +16,10 @@ from keras_dist.adapters.adaptable_model import AdaptableModel, Adapters, Scales
 from keras_dist.adapters.choosing import candidates_in, enumerated
 from keras_dist.adapters.enabling import enable_lora
 from keras_dist.adapters.peft_files import AdapterFiles, adapter_folder, read_adapter, write_adapter, written_config
-from keras_dist.adapters.peft_modules import Form, Group, Pair, groups_of, misfits, modules_in, nested
+from keras_dist.adapters.peft_modules import PREFIX, Form, Group, Pair, groups_of, misfits, modules_in, nested
 from keras_dist.errors import ModelError
 from keras_dist.formats.weight_map import WeightMap
+from keras_dist.formats.weight_pieces import Parts, Piece, load_piece
 from keras_dist.jobs.rendezvous import Rendezvous
 from keras_dist.layers import ReversibleEmbedding
 from keras_dist.layers.base.lora import LoraLayer, factor_dims
@@ -94,11 +96,20 @@ def save_adapter(
             rank_here, alpha = scales[group.forms_in(merged)[0].path]
             modules |= dict.fromkeys(group.modules, (rank, alpha * rank / rank_here))
             arrays |= found
+    whole = _whole_pieces(model, built, weight_map, adapters.whole)
+    cut = [f"{path} is a part of {each[0].name}" for path, each in whole.items() if each[0].cut is not None]
+    if cut:
+        fix = "train these weights by adapters; or merge_lora, and save the merged weights"
+        raise ModelError("save_adapter: peft's format cannot hold parts of modules", given=enumerated(cut), fix=fix)
+    for path, pieces in whole.items():
+        value = built.variable(path).numpy()
+        arrays |= {f"{PREFIX}{piece.name}": piece.saved(value[piece.region]) for piece in pieces}
+    of_whole = {piece.name.rpartition(".")[0] for pieces in whole.values() for piece in pieces}
     left = [module for group in everything if not group.forms_in(merged) for module in group.modules]
     parameters = {module for group in chosen if group.is_parameter for module in group.modules}
     is_transposed = any(form.axis_of_outputs == 1 for group in chosen for form in group.forms)
     of_base = {"base_model_name_or_path": base_model_name_or_path, "task_type": task_type}
-    config = written_config(modules, left, parameters, adapters.dropout, is_transposed, **of_base)
+    config = written_config(modules, left, parameters, of_whole, adapters.dropout, is_transposed, **of_base)
     write_adapter(folder, config, arrays, overwrite)
 
 
@@ -132,7 +143,7 @@ def load_adapter(
     folder, everything = adapter_folder("load_adapter", filepath), _groups(model, built, weight_map)
     merged = merged_weights(built)
     here = None if adapters is None else {path: _scale(one, adapters.weights) for path, one in merged.items()}
-    read: list[tuple[AdapterFiles, dict[str, Pair], Scales]] = []
+    read: list[tuple[AdapterFiles, dict[str, Pair], Scales, dict[str, np.ndarray]]] = []
 
     def look() -> None:
         files = read_adapter(folder)
@@ -140,19 +151,28 @@ def load_adapter(
         problems: list[str] = []
         chosen = _in_files(files, groups, here, problems)
         problems += _problems([*chosen], groups)
-        problems = problems or [*misfits(files.reader, {group: rank for group, (rank, _) in chosen.items()})]
+        whole = _whole_in(files, _whole_pieces(model, built, weight_map, None if files.whole else ()), problems)
+        if adapters is not None and {*adapters.whole} != {*whole}:
+            problems.append(f"trained whole are {[*whole]}, in the model {[*adapters.whole]}")
+        ranks = {group: rank for group, (rank, _) in chosen.items()}
+        known = {f"{PREFIX}{piece.name}" for pieces in whole.values() for piece in pieces}
+        problems = problems or [*misfits(files.reader, ranks, known)]
         pairs, scales = ({}, {}) if problems else _read(files, chosen, here, problems)
         if problems:
             summary = f"{str(folder)!r} does not fit the adapters of model {model.name!r}"
             fix = "load an adapter of this model; or name its modules with weight_map=kd.interop.WeightMap(names=...)"
             raise ModelError(summary, given=enumerated(problems), fix=fix)
-        read.append((files, pairs, scales))
+        values = {path: _loaded(files, path, pieces, built.cell.row(path).shape) for path, pieces in whole.items()}
+        read.append((files, pairs, scales, values))
 
     Rendezvous("a load of an adapter").each(look)
-    ((files, pairs, scales),) = read
+    ((files, pairs, scales, values),) = read
     if adapters is None:
-        enable_lora(model, **Adapters(scales, files.dropout if dropout is None else dropout).arguments())
+        dropout = files.dropout if dropout is None else dropout
+        enable_lora(model, **Adapters(scales, dropout, whole=tuple(values)).arguments())
         merged = merged_weights(built)
+    for path, value in values.items():
+        built.variable(path).assign(value)
     forms = {form.path: form for group in everything for form in group.forms}
     for path, pair in pairs.items():
         for factor, value in zip(merged[path].factors, forms[path].from_file(*pair), strict=True):
@@ -217,6 +237,52 @@ def _read(
         pairs |= found
         scales |= {path: (first.shape[1], alpha * first.shape[1] / rank) for path, (first, _) in found.items()}
     return pairs, scales
+
+
+def _whole_pieces(
+    model: AdaptableModel, built: BuiltModel, weight_map: WeightMap | None, paths: Sequence[str] | None
+) -> dict[str, list[Piece]]:
+    """Return the pieces in files of weights that are trained whole; without `paths` of all weights."""
+    if paths is not None and not paths:
+        return {}
+    shapes = {row.path: row.shape for row in built.cell.plan.rows if row.role == "parameter"}
+    shapes |= {path: one.shape for path, one in quantized_weights(built).items()}
+    found = (weight_map or model._map_of_base() or WeightMap()).pieces_of(shapes)[0]
+    return {
+        path: [dataclasses.replace(one, name=one.name.replace("/", ".")) for one in pieces]
+        for path, pieces in found.items()
+        if paths is None or path in paths
+    }
+
+
+def _whole_in(
+    files: AdapterFiles, pieces: Mapping[str, Sequence[Piece]], problems: list[str]
+) -> dict[str, Sequence[Piece]]:
+    """Return the pieces of the weights that files have whole; note those that do not fit."""
+    found: dict[str, Sequence[Piece]] = {}
+    for path, each in pieces.items():
+        there = [f"{PREFIX}{one.name}" in files.reader.shapes for one in each]
+        if any(there) and files.has_whole(each[0].name.rpartition(".")[0]):
+            found[path] = each
+            absent = [one.name for one, is_there in zip(each, there, strict=True) if not is_there]
+            problems += [f"{path} is a stack, of which the files lack {absent[0]}"] if absent else []
+            problems += [f"{path} is a part of {each[0].name}"] if each[0].cut is not None else []
+    names = [one.name.rpartition(".")[0] for each in found.values() for one in each]
+    lacking = [name for name in files.whole if not any(one.endswith(name) for one in names)]
+    problems += [f"modules_to_save: {name!r} has no arrays that the model has" for name in lacking]
+    return found
+
+
+def _loaded(files: AdapterFiles, path: str, pieces: Sequence[Piece], shape: tuple[int, ...]) -> np.ndarray:
+    """Return the value of a weight in files."""
+    names = [f"{PREFIX}{piece.name}" for piece in pieces]
+    arrays = files.reader.read_checked(names)
+    found = [load_piece(arrays[name], piece, path) for name, piece in zip(names, pieces, strict=True)]
+    parts = Parts(pieces, found, shape)
+    if parts.shape != parts.wanted:
+        summary = f"load_adapter: {names[0]!r} does not fit the weight {path!r}"
+        raise ModelError(summary, given=f"shape {parts.shape} for {parts.wanted}", fix="load an adapter of this model")
+    return parts[tuple(slice(0, size) for size in shape)]
 
 
 def _pair(form: Form, merged: Mapping[str, MergedWeight]) -> Pair:

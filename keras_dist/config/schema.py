@@ -132,6 +132,7 @@ class LoraConfig(ConfigTable):
         dropout: fraction of the inputs of the factors to drop in training.
         rank_pattern: other ranks, by regular expressions for paths.
         alpha_pattern: other scaling factors.
+        modules_to_save: regular expressions for paths of layers or weights that are trained whole.
     """
 
     rank: int = Field(ge=1)
@@ -144,6 +145,7 @@ class LoraConfig(ConfigTable):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     alpha_pattern: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    modules_to_save: tuple[str, ...] | None = None
 
 
 class SaveConfig(ConfigTable):

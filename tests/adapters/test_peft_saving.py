@@ -282,7 +282,7 @@ def changed(folder, tmp_path, arrays=(), **entries):
 
 
 def test_one_error_lists_options_that_are_not_supported(folder, tmp_path):
-    options = {"use_dora": True, "r": 2.5, "lora_alpha": None, "modules_to_save": ["head"]}
+    options = {"use_dora": True, "r": 2.5, "lora_alpha": None, "modules_to_save": [3]}
     options |= {"rank_pattern": {"q": 0}, "alpha_pattern": {"(": 1}}
     with pytest.raises(ModelError) as caught:
         made().load_adapter(changed(folder, tmp_path, **options, init_lora_weights="pissa"))
@@ -291,7 +291,7 @@ def test_one_error_lists_options_that_are_not_supported(folder, tmp_path):
         "use_dora=True",
         "r=2.5",
         "lora_alpha=None",
-        "modules_to_save=['head']",
+        "modules_to_save=[3]",
         "rank_pattern={'q': 0} is not a dict to positive integers",
         "alpha_pattern={'(': 1} has a key that is not a regular expression",
         "pissa",
