@@ -51,8 +51,8 @@ arguments shard weights; layouts with a mesh also set the mesh of the model, if 
 dtype, or a policy for the whole layer, not a map. `model.quantize` stores weights in forms of qwix, and no policy does.
 With LoRA `layer.kernel` is the frozen weight, not the sum. Arguments that Keras ignores, or that give NaN in Keras,
 raise an error that names the alternative. In functional models `base(x, training=False)` also holds in `fit`, and
-`training=True` in `predict`; Keras overrides both. In a `call` with an explicit `training=True`, `self.a(x, training=False)` does not
-affect layers that are called later; in Keras it does.
+`training=True` in `predict`; Keras overrides both. In a `call` with an explicit `training=True`, `self.a(x,
+training=False)` does not affect layers that are called later; in Keras it does.
 
 **Training.** A `train_step` is a method in the form of Keras on JAX, `train_step(self, state, data)`; or a pure
 function `(state, batch, rngs) -> (state, logs)`, an argument of `compile` or a method. Its parameters distinguish both.
