@@ -49,9 +49,9 @@ class BackupAndRestore(Callback):
         delete_checkpoint: whether to delete the states when training ends normally. They are kept if an exception or a
             signal ends it.
         keep: number of states to keep; None for all.
-        asynchronous: whether training continues while a state is being written, except while there is no other state:
-            the first one is waited for, since a kill would lose all steps. A save that fails ends training at the next
-            step; in a job of several processes at the next save, so that all end at the same step.
+        asynchronous: whether training continues while a state is being written, except for the first state, without
+            which a kill loses all steps. A save that fails ends training at the next step; in a job of several
+            processes at the next save, so that all end at the same step.
         fsync: whether to force states to the disk, so that they survive a power failure; see `CheckpointManager`.
 
     Raises:
