@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping
 
 import jax
+import numpy as np
 
 from keras_dist._support.arguments import argument_error, check_option
 from keras_dist._support.dim_names import CLASSES
@@ -18,8 +19,8 @@ from keras_dist.layers.base.lora import Adapted, owner_of
 from keras_dist.layers.base.quantized import MODES, Quantization, quantization_for, quantize_weight
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import compile_rule
-from keras_dist.training.quantized_modules import add_scales
-from keras_dist.training.quantized_weights import Read, quantized_weights
+from keras_dist.training.quantized_modules import ROOT, add_scales, scales_in
+from keras_dist.training.quantized_weights import Read, quantized_part, quantized_weights
 
 
 def quantize(model: AdaptableModel, mode: str, layers: str | Iterable[str] | None = None) -> None:
@@ -30,14 +31,16 @@ def quantize(model: AdaptableModel, mode: str, layers: str | Iterable[str] | Non
     A weight is two rows of the table: `<weight>` and `<weight>_scale`, which has the layout of the weight on the dims
     that the mesh divides. A layer dequantizes its weight in each pass. In models of `from_nnx` kernels are dequantized
     before the module is called, and stay in floating point until the backward pass. `merge_lora`, and files of other
-    programs, have weights in floating point; folders of `save`, checkpoints and our safetensors the stored ones.
+    programs, have weights in floating point; folders of `save`, checkpoints and our safetensors the stored ones. The
+    optimizer of a compiled model is reset, with a warning if it has taken steps.
 
     The numbers are of qwix, which the extra `quantize` installs.
 
     Args:
         mode: `"int8"`, `"int4"`, `"nf4"` or `"fp8"`.
         layers: regular expression, or several, for whole paths of `Dense`, `EinsumDense`, `MixtureOfExperts` and
-            convolutions, or of their weights. By default all of them, but the head of a network of `kd.pretrained`.
+            convolutions, or of their weights. By default all of them that have a form, without classes that have their
+            own `call`, and without the head of a decoder; in models of `from_nnx` all kernels.
 
     Raises:
         ModelError: an argument cannot be used; a pattern matches nothing, or weights that cannot be quantized, all of
@@ -60,18 +63,23 @@ def quantize(model: AdaptableModel, mode: str, layers: str | Iterable[str] | Non
     built = model._with_weights()
     _check_free(model)
     chosen = _chosen(built, mode, layers)
-    before = {path: built.cell.read(path) for path in chosen}
-    _give_forms(model, chosen)
+    forms = {path: form for path, (_, form) in chosen.items() if isinstance(form, Quantization)}
+    stored: dict[str, list[np.ndarray]] = {}
+    for path, form in forms.items():
+        array = built.cell.read(path)
+        stored[path] = quantized_part(form, _reader(array), [(0, size) for size in array.shape])
+    _give_forms(model, chosen)  # all values are known: an interruption before this changes nothing
     for path, one in quantized_weights(built).items():
-        if path in before:
-            one.set(built.cell, _reader(before.pop(path)))
+        if path in stored:
+            both = zip((path, one.scale_path), stored.pop(path), strict=True)
+            built.cell.write_all({built.cell.index(name): value for name, value in both})
 
 
-def quantize_unread(model: AdaptableModel, modes: str | Mapping[str, str]) -> None:
-    """Quantize weights whose values come later: as by default, or given the modes by path."""
+def quantize_unread(model: AdaptableModel, modes: str | Mapping[str, str], layers: str | None = None) -> None:
+    """Quantize weights whose values come later, of these layers; or given the modes by path."""
     built = model._with_weights()
     if isinstance(modes, str):
-        _give_forms(model, _chosen(built, check_option("quantize", modes, MODES), None))
+        _give_forms(model, _chosen(built, check_option("quantize", modes, MODES), layers))
         return
     able = {mode: _able(built, mode) for mode in set(modes.values())}
     _give_forms(model, {path: able[mode][path] for path, mode in modes.items()})
@@ -93,8 +101,12 @@ def _able(built: BuiltModel, mode: str) -> _Chosen:
         if one.weight and one.dims and one.kind != "embedding":
             row = built.cell.row(one.weight)
             form = quantization_for(mode, one.dims, row.shape, row.dtype)
-            is_adapted = one.layer is not None and one.layer.lora_enabled
-            found[row.path] = one, "it has adapters: quantize first" if is_adapted else form
+            owner = None if one.layer is None else owner_of(one.layer)
+            if one.layer is not None and one.layer.lora_enabled:
+                form = "it has adapters: quantize first"
+            elif owner is not None and not type(owner).call.__module__.startswith("keras_dist."):
+                form = f"{type(owner).__name__} has its own `call`, which may read the weight"
+            found[row.path] = one, form
     return found
 
 
@@ -103,6 +115,8 @@ def _chosen(built: BuiltModel, mode: str, layers: str | Iterable[str] | None) ->
     able, known = _able(built, mode), quantized_weights(built)
     if layers is None:
         rest = {path: one for path, one in able.items() if path not in known and CLASSES not in one[0].dims}
+        if built.cell.graph.is_foreign:  # other matrices may be looked up
+            rest = {path: one for path, one in rest.items() if one[0].parts[-1] == "kernel"}
         chosen = {path: one for path, one in rest.items() if isinstance(one[1], Quantization)}
         if not chosen:
             given = enumerated([f"{path!r}: {reason}" for path, (_, reason) in rest.items()])
@@ -139,6 +153,9 @@ def _give_forms(model: AdaptableModel, chosen: _Chosen) -> None:
     built = model._with_weights()
     forms = {path: form for path, (_, form) in chosen.items() if isinstance(form, Quantization)}
     if built.cell.graph.is_foreign:
+        if ROOT in vars(built.model) and not scales_in(built.model):
+            given = f"a {type(built.model).__name__} with the attribute {ROOT!r}"
+            raise ModelError("quantize: the name of the scales is taken", given=given, fix="rename the attribute")
         by_parts = {chosen[path][0].parts: form for path, form in forms.items()}
         trainable = model._record.source and model._record.source.trainable
         model._change_weights({"": built.model}, functools.partial(add_scales, built.model, by_parts), trainable)

@@ -148,8 +148,10 @@ def load_weights(
     if isinstance(reader, _Folder):
         check_no_map("load_weights", reader.path, weight_map)
     if not isinstance(reader, _Folder):
-        stored = [path for path in by_path if weight_map is None and f"{path}_scale" in reader.shapes]
+        quantized = {} if weight_map is not None else quantized_weights(built)
+        stored = [path for path, one in quantized.items() if one.scale_path in reader.shapes]
         wanted = _dequantized(built, wanted, stored)
+        _check_modes(reader, {path: wanted[path] for path in stored if path in wanted and path in reader.shapes})
     shapes = {path: weight.shape for path, weight in wanted.items()}
     source = MappedFile(reader.shapes, weight_map or WeightMap(), shapes)
     report = _compared(model, wanted, source, reader, strict)
@@ -164,6 +166,15 @@ def load_weights(
     if not isinstance(reader, _Folder) and weight_map is None:  # files of other programs have no checksums
         warn_unchecked(reader, source.names_of(report.loaded))
     return report
+
+
+def _check_modes(reader: TensorReader, stored: Mapping[str, Any]) -> None:
+    """Check that stored values in a file are of the mode in which the model is quantized."""
+    wrong = [f"{path}: {reader.dtype(path)}, here {one.dtype}" for path, one in stored.items()]
+    wrong = [text for text, (path, one) in zip(wrong, stored.items(), strict=True) if reader.dtype(path) != one.dtype]
+    if wrong:
+        summary = f"load_weights: {str(reader.path)!r} has weights that are quantized in another mode"
+        raise ModelError(summary, given=listed(wrong), fix="quantize the model in the mode of the file")
 
 
 def _dequantized(built: BuiltModel, weights: Mapping[str, Any], stored: Iterable[str]) -> dict[str, Any]:

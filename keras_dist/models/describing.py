@@ -47,9 +47,21 @@ def documents_of(model: ModelBase) -> dict[str, Any]:
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
     if not model._with_weights().cell.graph.is_foreign:
         documents = {CONFIG: _written_model(model), **documents}
-    modes, adapters = modes_of(model._with_weights()), model._record.adapters
+    modes, adapters = _modes(model), model._record.adapters
     documents |= {QUANTIZED: modes} if modes else {}
     return documents if adapters is None else {**documents, LORA: adapters.arguments()}
+
+
+def _modes(model: ModelBase) -> dict[str, str]:
+    """Return the modes of quantized weights by path."""
+    built = model._with_weights()
+    modes = modes_of(built)
+    shared = [path for path in modes if len(getattr(built.cell.held(path), "keepers", ())) > 1]
+    if shared:
+        fix = "save_weights; then make and quantize the models again, and load_weights"
+        given = f"{shared[0]!r}, which a model inside has, too"
+        raise ModelError("a quantized model inside of another cannot be saved with its config", given=given, fix=fix)
+    return modes
 
 
 def _written_model(model: ModelBase) -> dict[str, Any]:
@@ -168,7 +180,7 @@ def reduced(model: ModelBase, protocol: SupportsIndex = 4) -> tuple[Any, ...]:
         with model.at_rest():
             arrays = [host_copy(array) for array in built.cell.arrays]
         state = (built.seed, built.fits, dict(zip(names_of(built), arrays, strict=True)))
-    adapters, modes = model._record.adapters, {} if state is None else modes_of(model._with_weights())
+    adapters, modes = model._record.adapters, {} if state is None else _modes(model)
     return _unpickled, (custom_objects, *documents, state, adapters and adapters.arguments(), modes)
 
 

@@ -212,7 +212,7 @@ def _network(config: NetworkConfig, quantize: str | None = None, **options: Any)
         fix = "for example dtype='bfloat16'; weights of other types are converted"
         raise ModelError("`dtype` must be floating-point", given=f"dtype={shorten(options['dtype'])}", fix=fix)
     if quantize is not None:
-        quantize_unread(network, quantize)
+        quantize_unread(network, quantize, "layers/.*")
     return network
 
 

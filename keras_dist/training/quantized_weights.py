@@ -67,7 +67,7 @@ class QuantizedWeight:
         for devices in alike.values():
             boxes = [_box(index[devices[0]], shape) for index, shape in zip(indices, shapes, strict=True)]
             region = _region(boxes, steps, self.form, len(shapes[0]))
-            parts = self._quantized(read, region)
+            parts = quantized_part(self.form, read, region)
             for found, part, box, step, sharding in zip(shards, parts, boxes, steps, shardings, strict=True):
                 dim = len(box) + self.form.dim
                 begins = [start // (step if at == dim else 1) for at, (start, _) in enumerate(region)]
@@ -82,19 +82,19 @@ class QuantizedWeight:
         with cell.lock:
             cell.put(arrays)
 
-    def _quantized(self, read: Read, region: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """Return the stored values and scales of a region; of stacks and experts one slice at a time."""
-        index = tuple(slice(*one) for one in region)
-        if len(region) + self.form.dim < 1:
-            return [*self.form.quantized(read(index))]
-        shape = [stop - start for start, stop in region]
-        values = np.empty(self.form.stored_shape(shape), self.form.stored_dtype)
-        scale = np.empty(self.form.scale_shape(shape), np.float32)
-        for at in range(shape[0]):
-            first = index[0].start + at
-            part = self.form.quantized(read((slice(first, first + 1), *index[1:])))
-            values[at : at + 1], scale[at : at + 1] = part
-        return [values, scale]
+
+def quantized_part(form: Quantization, read: Read, region: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+    """Return the stored values and scales of a part of a weight; of stacks and experts one slice at a time."""
+    index = tuple(slice(*one) for one in region)
+    if len(region) + form.dim < 1:
+        return [*form.quantized(read(index))]
+    shape = [stop - start for start, stop in region]
+    values = np.empty(form.stored_shape(shape), form.stored_dtype)
+    scale = np.empty(form.scale_shape(shape), np.float32)
+    for at in range(shape[0]):
+        first = index[0].start + at
+        values[at : at + 1], scale[at : at + 1] = form.quantized(read((slice(first, first + 1), *index[1:])))
+    return [values, scale]
 
 
 def _box(index: tuple[slice, ...], shape: Sequence[int]) -> list[tuple[int, int]]:

@@ -148,8 +148,12 @@ class StateCell(BorrowedArrays):
             self.leave()
             self.graph, self.plan = graph, plan
             self._attach(places)
-            for path, view in self._views.items():
-                if path in self._indices:
+            for path, view in list(self._views.items()):
+                spec = graph.specs[self._indices[path]] if path in self._indices else None
+                if spec is None or (spec.shape, spec.dtype) != (view.shape, view.dtype):
+                    del self._views[path]  # of a kernel that is quantized now, or was
+                    self._index_of.pop(id(view), None)
+                else:
                     view.become(self._role_of_view(self._indices[path]))
             self.state_plan = self._plan_of_state({})
             self._begin(step)

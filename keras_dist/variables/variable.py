@@ -411,6 +411,37 @@ class Frozen(Variable):
     is_parameter = True
 
 
+class Quantized(Frozen):
+    """The stored values of a quantized weight. In a call its layer alone reads them, dequantized."""
+
+    def stored(self) -> jax.Array:
+        """Return the stored values."""
+        scope = current_scope()
+        return self.get_value() if scope is None else scope.get(self, self.get_value)
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        self._check_not_in_call()
+        return super().__getitem__(index)
+
+    @property
+    def value(self) -> jax.Array:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The stored values."""
+        self._check_not_in_call()
+        return self.stored()
+
+    def _check_not_in_call(self) -> None:
+        if call_context.current() is not None:
+            given = "a call that reads the stored values, which are codes: only `call` of its own class dequantizes"
+            fix = "quantize other layers: model.quantize(mode, layers=...)"
+            raise ModelError(f"the weight {self.path!r} is quantized", given=given, fix=fix)
+
+    def _checked(self, value: ArrayLike) -> ArrayLike:
+        if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+            fix = "model.load_weights quantizes what it reads; or quantize the model after the assignment"
+            raise ModelError(f"cannot assign numbers to {self.path!r}: it is quantized", given=shorten(value), fix=fix)
+        return super()._checked(value)
+
+
 class Key(Variable, nnx.RngState):
     """The state of a random generator."""
 

@@ -89,10 +89,8 @@ def test_outputs_are_those_with_weights_of_qwix(where, mode):
     np.testing.assert_allclose(np.asarray(model(X)), expected, atol=1e-5 * np.abs(expected).max())
     stored = {row.path: (row.shape, str(row.dtype)) for row in model.layout_plan.rows}
     assert stored["query/kernel_scale"] == ((1, 4, 8), "float32")
-    assert stored["query/kernel"] == (
-        ((24 if mode in ("int4", "nf4") else 48), 4, 8),
-        "int8" if mode == "int8" else "uint8",
-    )
+    kinds = {"int8": (48, "int8"), "int4": (24, "int8"), "nf4": (24, "uint8"), "fp8": (48, "uint8")}
+    assert stored["query/kernel"] == ((kinds[mode][0], 4, 8), kinds[mode][1]), "no two modes are alike"
     assert str(stored["moe/router"]) == "((48, 4), 'float32')"
 
 
@@ -272,3 +270,118 @@ def test_weights_that_do_not_exist_yet_are_not_created_by_adapters():
     model.enable_lora(8, ".*/query")
     assert not model._with_weights().cell.has_arrays
     assert len(model.trainable_weights) == 2
+
+
+@pytest.mark.parametrize(("here", "there"), [("int4", "nf4"), ("nf4", "int4"), ("int8", "fp8"), ("fp8", "int8")])
+def test_values_of_another_mode_are_refused(here, there, tmp_path):
+    made(mode=there).save_weights(tmp_path / "w.safetensors")
+    model = made(mode=here)
+    before = np.asarray(model(X))
+    with pytest.raises(ModelError, match=r"(?s)quantized in another mode.*query/kernel"):
+        model.load_weights(tmp_path / "w.safetensors")
+    np.testing.assert_array_equal(np.asarray(model(X)), before)
+
+
+class Tied(layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.up = layers.Dense(32, name="up")
+
+    def build(self, input_shape):
+        self.up.build(input_shape)
+
+    def call(self, x):
+        return self.up(x) @ self.up.kernel[...].T
+
+
+class Own(layers.Dense):
+    def call(self, x):
+        return x @ self.kernel[...]
+
+
+def test_codes_are_never_taken_for_numbers():
+    model = kd.Sequential([kd.Input((64,)), Tied(name="tied")])
+    model.quantize("int8")
+    with pytest.raises(ModelError, match="kernel' is quantized"):
+        model(np.ones((2, 64), "float32"))
+    own = kd.Sequential([kd.Input((64,)), Own(32, name="own")])
+    with pytest.raises(ModelError, match="Own has its own `call`"):
+        own.quantize("int8", "own")
+    plain = kd.Sequential([kd.Input((64,)), layers.Dense(32, name="up")])
+    kernel = plain.layers[0].kernel.numpy()
+    plain.quantize("int8")
+    with pytest.raises(ModelError, match="cannot assign numbers to 'up/kernel'"):
+        plain.layers[0].kernel.assign(kernel)
+    assert plain.layers[0].kernel.numpy().dtype == np.int8
+
+
+def test_numbers_that_are_not_finite_stay_visible():
+    for mode in MODES:
+        model = kd.Sequential([kd.Input((64,)), layers.Dense(32, use_bias=False, name="up")])
+        kernel = model.layers[0].kernel.numpy()
+        kernel[3, 4] = np.nan
+        model.layers[0].kernel.assign(kernel)
+        model.quantize(mode)
+        found = np.isnan(np.asarray(model(np.ones((2, 64), "float32"))))
+        assert found[:, 4].all() and not np.delete(found, 4, 1).any()
+
+
+def test_an_interrupted_quantization_changes_nothing(monkeypatch):
+    model = made()
+    before, original, calls = np.asarray(model(X)), Quantization.quantized, []
+
+    def interrupted(self, weight):
+        calls.append(weight)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(self, weight)
+
+    monkeypatch.setattr(Quantization, "quantized", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.quantize("nf4")
+    np.testing.assert_array_equal(np.asarray(model(X)), before)
+    assert not [one.path for one in model.weights if one.path.endswith("_scale")]
+
+
+def test_variables_of_modules_that_were_read_before_are_made_anew(tmp_path):
+    model = kd.Model.from_nnx(Net(nnx.Rngs(0)))
+    assert [one.shape for one in model.weights if one.path == "up/kernel"] == [(48, 128)]
+    model.quantize("nf4", "up")
+    (kernel,) = (one for one in model.weights if one.path == "up/kernel")
+    assert (kernel.shape, str(kernel.dtype), kernel.numpy().shape) == ((24, 128), "uint8", (24, 128))
+    before = np.asarray(model(X))
+    model.save_weights(tmp_path / "q.safetensors")
+    other = kd.Model.from_nnx(Net(nnx.Rngs(1)))
+    other.quantize("nf4", "up")
+    other.load_weights(tmp_path / "q.safetensors")
+    np.testing.assert_array_equal(np.asarray(other(X)), before)
+    model.enable_lora(2, "up")
+    model.merge_lora()
+    assert [one.numpy().shape for one in model.weights if one.path == "up/kernel"] == [(48, 128)]
+    np.testing.assert_allclose(np.asarray(model(X)), before, atol=1e-5)
+
+
+class Looked(nnx.Module):
+    def __init__(self, rngs):
+        self.table, self.quantized = nnx.Param(rngs.params.normal((64, 48))), nnx.Linear(48, 5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.quantized(x + self.table[0])
+
+
+def test_names_and_tables_of_modules_are_left_alone():
+    model = kd.Model.from_nnx(Looked(nnx.Rngs(0)))
+    before = np.asarray(model(X))
+    with pytest.raises(ModelError, match="the name of the scales is taken"):
+        model.quantize("int8")
+    np.testing.assert_array_equal(np.asarray(model(X)), before)
+
+
+def test_a_quantized_model_inside_of_another_is_not_saved_with_its_config(tmp_path):
+    inner = kd.Sequential([kd.Input((64,)), layers.Dense(32, name="up")], name="inner")
+    inner.quantize("int8")
+    inputs = kd.Input((64,))
+    model = kd.Model(inputs, layers.Dense(3)(inner(inputs)))
+    with pytest.raises(ModelError, match="a quantized model inside of another"):
+        model.save(tmp_path / "folder")
+    model.save_weights(tmp_path / "w.safetensors")

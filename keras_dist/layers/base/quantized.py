@@ -21,7 +21,7 @@ import numpy as np
 from keras_dist._support.dim_names import INPUTS, DimNames, of_slice
 from keras_dist._support.extras import import_extra
 from keras_dist.layers.base.layer import Layer
-from keras_dist.variables.variable import Variable
+from keras_dist.variables.variable import Quantized, Variable
 
 MODES = ("int8", "int4", "nf4", "fp8")
 
@@ -59,8 +59,8 @@ class Quantization:
 
     @property
     def stored_dtype(self) -> Any:
-        """The dtype of the values as they are stored; of fp8 the bits, which no optimizer takes for a weight."""
-        return jnp.dtype("int8" if self.mode == "int8" else "uint8")
+        """The dtype of the values as they are stored, which differs between modes of equal shapes; of fp8 the bits."""
+        return jnp.dtype("int8" if self.mode in ("int8", "int4") else "uint8")
 
     @property
     def per_element(self) -> int:
@@ -86,6 +86,7 @@ class Quantization:
         if xp is jnp:
             values, scale = jax.lax.optimization_barrier((values, scale))
         dim = values.ndim + self.dim
+        values = values if self.mode == "int8" else values.view(xp.uint8)
         if self.per_element == 2:
             values = xp.stack([values & 15, values >> 4], dim + 1).reshape(self.shape(values.shape))
         if self.mode == "nf4":
@@ -113,7 +114,8 @@ class Quantization:
             values[start : start + count], scale[start : start + count] = (np.asarray(one)[:count] for one in found)
         values = values.reshape(moved.shape)
         if self.per_element == 2:
-            values = values[..., 0::2] | np.left_shift(values[..., 1::2], 4)
+            low, high = np.bitwise_and(values[..., 0::2], 15), np.left_shift(values[..., 1::2], 4)
+            values = np.bitwise_or(low, high)
         return np.moveaxis(values, -1, dim), np.moveaxis(scale.reshape(*moved.shape[:-1], -1), -1, dim)
 
     def _divided(self, shape: Sequence[int], by: int) -> tuple[int, ...]:
@@ -130,9 +132,10 @@ def _quantizing(mode: str, tile: int) -> Callable[[np.ndarray], tuple[jax.Array,
     def quantized(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         found = qwix.quantize(rows, _FP8 if mode == "fp8" else mode, channelwise_axes=(0,), tiled_axes={1: tile})
         values, scale = found.qvalue, found.scale[:, 0]
+        scale = jnp.where(jnp.isfinite(rows).all(1), scale, jnp.nan)  # XLA's maximum on CPUs leaves NaN out
         if mode == "fp8":
             return values.view("uint8"), scale
-        return (values if mode == "int8" else values.astype("uint8") & 15), scale
+        return values.astype("uint8" if mode == "nf4" else "int8"), scale
 
     return jax.jit(quantized)
 
@@ -140,6 +143,8 @@ def _quantizing(mode: str, tile: int) -> Callable[[np.ndarray], tuple[jax.Array,
 def quantization_for(mode: str, names: DimNames, shape: Sequence[int], dtype: Any) -> Quantization | str:
     """Return the form of a weight in this mode, given the names of its dims, or the reason why it has none."""
     dims = [dim for dim, name in enumerate(names) if name == INPUTS]
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return f"its numbers are {jnp.dtype(dtype).name}"
     if not dims:
         return "its dims are not inputs and outputs"
     size, dim = shape[dims[-1]], dims[-1] - len(shape)
@@ -167,7 +172,7 @@ def weight_value(layer: Layer, name: str) -> jax.Array:
     form = form_of(weight)
     if form is None:
         return weight[...]
-    return form.dequantized(weight[...], getattr(layer, f"{name}_scale")[...]).astype(layer.compute_dtype)
+    return form.dequantized(weight.stored(), getattr(layer, f"{name}_scale")[...]).astype(layer.compute_dtype)
 
 
 def product_with(
@@ -183,7 +188,7 @@ def product_with(
     def product(inputs: jax.Array, values: jax.Array, scale: jax.Array) -> jax.Array:
         return apply(inputs, form.dequantized(values, scale).astype(layer.compute_dtype))
 
-    return product(inputs, weight[...], getattr(layer, f"{name}_scale")[...])
+    return product(inputs, weight.stored(), getattr(layer, f"{name}_scale")[...])
 
 
 def quantize_weight(layer: Layer, name: str, form: Quantization) -> None:
@@ -197,6 +202,7 @@ def quantize_weight(layer: Layer, name: str, form: Quantization) -> None:
     for variable, attribute in ((values, name), (scale, f"{name}_scale")):
         variable.freeze()
         setattr(layer, attribute, variable)
+    object.__setattr__(values, "__class__", Quantized)
 
 
 def dequantize_weight(layer: Layer, name: str) -> None:
