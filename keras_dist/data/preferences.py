@@ -96,19 +96,17 @@ def preferences(
         raise argument_error("model", model, "a `keras_dist.Model`", error=DataError)
     door = FolderTokenizer(pathlib.Path(folder).expanduser(), template, "`preferences`")
     encoded: list[tuple[_Answer, _Answer]] = []
-    total = 0
-    for number, row in enumerate(rows_of(pairs)):
+    rows = list(rows_of(pairs))
+    for number, row in enumerate(rows):
         prompt, *answers = _checked(row, number)
         chosen, rejected = (door.encode_answer(prompt, each, row.get("tools"), number) for each in answers)
-        total += 1
         if all(len(tokens) <= length and weights[1:].any() for tokens, weights in (chosen, rejected)):
             encoded.append((chosen, rejected))
-    if len(encoded) < total:
-        left_out = f"{total - len(encoded)} are left out: a row is longer than {length} tokens, or has no answer"
-        warn(f"preferences: of {total} pairs, {left_out}")
+    if len(encoded) < len(rows):
+        why = f"a row is longer than {length} tokens, or has no answer"
+        warn(f"preferences: of {len(rows)} pairs, {len(rows) - len(encoded)} are left out: {why}")
     if not encoded:
-        fix = "check the path or filter that made them, and `length`"
-        raise DataError("preferences: no pair is left", given=f"{total} pairs", fix=fix)
+        raise DataError("preferences: no pair is left", given=f"{len(rows)} pairs", fix="check `pairs` and `length`")
     longest = max(len(tokens) for pair in encoded for tokens, _ in pair)
     found = PreferencePairs(encoded, min(length, -(-longest // _MULTIPLE) * _MULTIPLE), door.pad_id)
     found.reference[:] = _reference(found, model._with_weights(), batch_size)
@@ -146,17 +144,15 @@ class PreferencePairs:
 
 def _checked(row: Any, number: int) -> tuple[Any, Any, Any]:
     """Return prompt, preferred answer and rejected answer of a pair: three texts, or three lists of messages."""
-    names = "prompt", "chosen", "rejected"
-    given: list[Any] = [row.get(name) if isinstance(row, Mapping) else None for name in names]
-    prompt, chosen, rejected = given
+    given: Any = map(row.get, ("prompt", "chosen", "rejected")) if isinstance(row, Mapping) else [None] * 3
+    prompt, chosen, rejected = given = [*given]
     check_unmarked(given, f"preferences: pair {number}")
     if isinstance(chosen, str) and isinstance(rejected, str) and isinstance(prompt, str | None):
         return prompt or "", chosen, rejected
     if not all(map(are_messages, given[1:] if prompt is None else given)):
-        summary = f"preferences: pair {number} must be a dict with `chosen` and `rejected`, and perhaps `prompt`"
-        expected = "three texts, or three lists of messages"
-        fix = '{"prompt": [{"role": "user", "content": "Hello"}], "chosen": [{"role": "assistant", ...}], ...}'
-        raise DataError(summary, given=shorten(row), expected=expected, fix=fix)
+        summary = f"preferences: pair {number} must be a dict of three texts or three lists of messages"
+        fix = '{"prompt": [{"role": "user", "content": "Hi"}], "chosen": [...], "rejected": [...]}; `prompt` is optional'
+        raise DataError(summary, given=shorten(row), fix=fix)
     if prompt is not None:
         return prompt, chosen, rejected
     shared = len(list(itertools.takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False))))
@@ -166,15 +162,14 @@ def _checked(row: Any, number: int) -> tuple[Any, Any, Any]:
 def _reference(pairs: PreferencePairs, built: Any, batch_size: int) -> np.ndarray:
     """Return the log-probabilities of the answers of all pairs (pairs, 2)."""
     shards, mesh = batch_shards(built.distribution), built.distribution.device_mesh.backend_mesh
-    size = -(-batch_size // shards) * shards
-    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    size, whole = -(-batch_size // shards) * shards, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     def run(module: Any, x: PyTree, targets: jax.Array) -> jax.Array:
         context, logits = call_context.current(), module(x)
         projection = None if context is None else context.projection_of(logits)
         of = logits if projection is None or projection.shard_size <= CHUNK_SIZE else projection
         found = answer_log_probabilities(targets, of, CHUNK_SIZE)
-        return jax.lax.with_sharding_constraint(found, replicated)
+        return jax.lax.with_sharding_constraint(found, whole)
 
     found: list[np.ndarray] = []
     for start in range(0, len(pairs), size):

@@ -58,8 +58,7 @@ def dpo(
 
 
 def _values(margin: jax.Array, label_smoothing: float) -> jax.Array:
-    likely, unlikely = jax.nn.log_sigmoid(margin), jax.nn.log_sigmoid(-margin)
-    return -(1 - label_smoothing) * likely - label_smoothing * unlikely
+    return -(1 - label_smoothing) * jax.nn.log_sigmoid(margin) - label_smoothing * jax.nn.log_sigmoid(-margin)
 
 
 def _margins(y_true: Any, y_pred: Any, beta: float, chunk_size: int) -> jax.Array:
@@ -121,8 +120,7 @@ class DPO(FunctionLoss, function=dpo):
         check_number("beta", beta, above=0, example=0.1)
         check_number("label_smoothing", label_smoothing, 0, below=0.5, example=0.1)
         check_size("chunk_size", chunk_size, name)
-        options = {"beta": beta, "label_smoothing": label_smoothing, "chunk_size": chunk_size}
-        super().__init__(reduction, name, None, **options)
+        super().__init__(reduction, name, None, beta=beta, label_smoothing=label_smoothing, chunk_size=chunk_size)
 
     def count(self, y_true: Any, y_pred: Any, sample_weight: Any = None, mask: Any = None) -> jax.Array:
         """Return the number of tokens of answers."""

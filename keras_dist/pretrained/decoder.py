@@ -100,9 +100,9 @@ class Decoder(LoadableModel):
 
     def call(self, inputs: PyTree, cache: Cache | None = None, training: bool | None = None) -> PyTree:
         """Return the logits, and with a cache also the cache with the new tokens."""
-        tokens, *given = parts_of(inputs, dims=(2, 3) if cache is None else (2,))
+        tokens, *given = parts_of(inputs, pairs=cache is None)
         shape, tokens = tokens.shape, tokens.reshape(-1, tokens.shape[-1])
-        positions, segments = (each if each is None else each.reshape(tokens.shape) for each in given)
+        positions, segments = (each if each is None else each.reshape(-1, shape[-1]) for each in given)
         start = 0 if cache is None else cache.index
         index = start + jnp.arange(tokens.shape[1])
         if cache is not None:
@@ -164,11 +164,13 @@ class Decoder(LoadableModel):
 
 
 def parts_of(
-    inputs: PyTree, names: Sequence[str] = ("tokens", "positions", "segments"), dims: Sequence[int] = (2,)
+    inputs: PyTree, names: Sequence[str] = ("tokens", "positions", "segments"), pairs: bool = False
 ) -> tuple[Any, Any, Any]:
     """Return tokens, positions and segments; the latter are None where they are not given."""
     tokens: Any = inputs.get("tokens") if isinstance(inputs, Mapping) else inputs
-    if len(getattr(tokens, "shape", (0, 0))) not in dims and names[0] == "tokens":
+    shape = getattr(tokens, "shape", (0, 0))
+    is_pairs = pairs and len(shape) == 3 and shape[1] == 2
+    if len(shape) != 2 and not is_pairs and names[0] == "tokens":
         given = f"tokens of shape {tokens.shape}"
         raise ModelError(
             "tokens must have two dims", given=given, fix="tokens (batch, length); for one row tokens[None]"

@@ -125,13 +125,10 @@ def test_the_reference_is_equal_on_meshes_and_without_logits(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([1], "pair 0 must be a dict with `chosen` and `rejected`"),
+        ([1], "pair 0 must be a dict of three texts or three lists"),
         ([PAIRS[0], {"chosen": [GOOD]}], "pair 1 must be a dict"),
         ([{"chosen": "a", "rejected": [BAD]}], "pair 0 must be a dict"),
-        (
-            [{"prompt": "a", "chosen": [GOOD], "rejected": [BAD]}],
-            r"(?s)pair 0 must.*three texts, or three lists of messages",
-        ),
+        ([{"prompt": "a", "chosen": [GOOD], "rejected": [BAD]}], r"(?s)pair 0 must.*`prompt` is optional"),
         ([{"prompt": "a", "chosen": "\ue0f0", "rejected": "b"}], "pair 0 has a character U.E0F0"),
         ([], "no pair is left"),
         ("nowhere.jsonl", "'nowhere.jsonl' cannot be read"),

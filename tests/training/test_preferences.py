@@ -143,5 +143,6 @@ def test_rows_that_are_no_pairs_and_metrics_are_errors():
     decoder.compile("sgd", "dpo", metrics=["accuracy"])
     with pytest.raises(ModelError, match="reward_accuracy and reward_margin are logged"):
         decoder.fit(PAIRS, verbose=0)
-    with pytest.raises(ModelError, match="tokens must have two dims"):
-        decoder(x["tokens"], cache=decoder.empty_cache(2, 32))
+    for tokens, options in ((x["tokens"], {"cache": decoder.empty_cache(2, 32)}), (x["tokens"][0, :, :, None], {})):
+        with pytest.raises(ModelError, match="tokens must have two dims"):
+            decoder(tokens, **options)
