@@ -151,7 +151,7 @@ def _checked(row: Any, number: int) -> tuple[Any, Any, Any]:
         return prompt or "", chosen, rejected
     if not all(map(are_messages, given[1:] if prompt is None else given)):
         summary = f"preferences: pair {number} must be a dict of three texts or three lists of messages"
-        fix = '{"prompt": [{"role": "user", "content": "Hi"}], "chosen": [...], "rejected": [...]}; `prompt` is optional'
+        fix = '{"prompt": [{"role": "user", "content": ""}], "chosen": [...], "rejected": [...]}; `prompt` is optional'
         raise DataError(summary, given=shorten(row), fix=fix)
     if prompt is not None:
         return prompt, chosen, rejected
