@@ -19,6 +19,7 @@ from keras_dist.data.loader import DataLoader
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.mixing import mix
 from keras_dist.data.packing import pack
+from keras_dist.data.preferences import preferences
 from keras_dist.data.preprocessing import normalize, pad_batch, pad_sequences, to_categorical
 from keras_dist.data.sharding import ShardPolicy, ShareRows, auto_shard_dataset, replica_group, shard_batch, share_rows
 from keras_dist.data.source import RowSource, register_source
@@ -50,6 +51,7 @@ __all__ = [
     "pack",
     "pad_batch",
     "pad_sequences",
+    "preferences",
     "prefetch_to_mesh",
     "process_rows",
     "register_source",

@@ -143,6 +143,20 @@ class FolderTokenizer:
         """Return the tokens of a text, with special ones at its ends if the tokenizer adds some."""
         return self._tokenizer.encode(text).ids
 
+    def encode_answer(self, before: Any, answer: Any, tools: Any, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of a text or of messages, then an answer, and 1 where an answer after `before` is."""
+        is_text = isinstance(answer, str)
+        if is_text:
+            text, spans = before + answer, [(len(before), len(before) + len(answer))]
+        else:
+            text, spans = self._rendered([*before, *answer], tools, number, len(before))
+        encoding = self._tokenizer.encode(text, add_special_tokens=is_text)
+        tokens, weights = encoding.ids, _weights(encoding.offsets, spans)
+        end = self._special_ids("eos_token") if is_text else []
+        if end and tokens[-1:] != end:
+            tokens, weights = [*tokens, *end], np.append(weights, np.uint8(1))
+        return np.array(tokens, np.int32), weights
+
     def encode_conversation(self, turns: Messages, tools: Any, number: int) -> list[int]:
         """Return the tokens of a conversation, up to where the model is to answer."""
         text, _ = _without_marks(self._render(turns, tools, number, add_generation_prompt=True))
@@ -196,13 +210,15 @@ class FolderTokenizer:
                 return ({"tokens": np.array(encoding.ids, np.int32), "weights": weights}, end) if is_trained else None
         return None
 
-    def _rendered(self, turns: Messages, tools: Any, number: int) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text of messages, and the places of answers in it."""
+    def _rendered(self, turns: Messages, tools: Any, number: int, first: int = 0) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text of messages, and the places in it of answers from message `first` on."""
         whole = self._render(turns, tools, number)
         if self._is_marked:
-            return _without_marks(whole)
-        spans: list[tuple[int, int]] = []
-        for place in (place for place, turn in enumerate(turns) if turn["role"] == "assistant"):
+            text, spans = _without_marks(whole)
+            before = self._render(turns[:first], tools, number) if first else ""
+            return text, spans[before.count(_START) :]
+        spans = []
+        for place in (place for place in range(first, len(turns)) if turns[place]["role"] == "assistant"):
             before = self._render(turns[:place], tools, number, add_generation_prompt=True)
             until = self._render(turns[: place + 1], tools, number)
             if not until.startswith(before) or not whole.startswith(until):
@@ -246,22 +262,36 @@ def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
 
 def _conversations(source: Any, key: str) -> Iterator[tuple[Messages, Any]]:
     """Yield the messages and the tools of each conversation."""
-    rows: Any = _lines(pathlib.Path(source)) if isinstance(source, str | os.PathLike) else source
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows_of(source)):
         yield messages_of(row, key, number)
+
+
+def rows_of(source: Any) -> Any:
+    """Return the values in a file of JSON lines, if a path is given; anything else unchanged."""
+    return _lines(pathlib.Path(source)) if isinstance(source, str | os.PathLike) else source
 
 
 def messages_of(row: Any, key: str, number: int) -> tuple[Messages, Any]:
     """Return the messages and the tools of a conversation."""
     turns: Any = row.get(key) if isinstance(row, Mapping) else row
-    is_list = isinstance(turns, Sequence) and not isinstance(turns, str | bytes) and len(turns) > 0
-    if not is_list or not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in turns):
+    if not are_messages(turns):
         summary = f"chat: conversation {number} must be a list of messages, or a dict with them as {key!r}"
         raise DataError(summary, given=shorten(row), fix='[{"role": "user", "content": "Hello"}, ...]')
-    text = json.dumps(turns, ensure_ascii=False, default=str)
-    if _START in text or _END in text:
-        raise DataError(f"chat: conversation {number} has a character U+E0F0 or U+E0F1", fix="remove it")
+    check_unmarked(turns, f"chat: conversation {number}")
     return turns, row.get("tools") if isinstance(row, Mapping) else None
+
+
+def are_messages(turns: Any) -> bool:
+    """Whether these are messages, of which there is at least one."""
+    is_list = isinstance(turns, Sequence) and not isinstance(turns, str | bytes) and len(turns) > 0
+    return is_list and all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in turns)
+
+
+def check_unmarked(value: Any, title: str) -> None:
+    """Check that texts do not contain the marks of answers."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    if _START in text or _END in text:
+        raise DataError(f"{title} has a character U+E0F0 or U+E0F1", fix="remove it")
 
 
 def _lines(path: pathlib.Path) -> Iterator[Any]:

@@ -31,6 +31,8 @@ from keras_dist.losses.identifiers import get as get
 from keras_dist.losses.identifiers import serialize as serialize
 from keras_dist.losses.loss import Loss as Loss
 from keras_dist.losses.loss import LossFunctionWrapper as LossFunctionWrapper
+from keras_dist.losses.preference import DPO as DPO
+from keras_dist.losses.preference import dpo as dpo
 from keras_dist.losses.regression import CategoricalHinge as CategoricalHinge
 from keras_dist.losses.regression import CosineSimilarity as CosineSimilarity
 from keras_dist.losses.regression import Hinge as Hinge

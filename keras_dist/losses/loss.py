@@ -35,6 +35,7 @@ class Loss(Configurable):
 
     Attributes:
         needs_targets: whether targets must be given.
+        splits_targets: whether targets may have another structure than the outputs, as a dict for one output.
         is_mean_by_weight: whether the logs are means over weights, not over rows.
 
     Raises:
@@ -53,6 +54,7 @@ class Loss(Configurable):
     """
 
     needs_targets: ClassVar[bool] = True
+    splits_targets: ClassVar[bool] = False
     is_mean_by_weight: ClassVar[bool] = False
 
     def __init__(

@@ -36,7 +36,8 @@ class Decoder(LoadableModel):
 
     It is called on tokens (batch, length), or on a dict with some of `tokens`, `positions` and `segments`, each (batch,
     length). Tokens attend to earlier tokens of their own segment; by default a row is one segment, at the positions 0,
-    1, 2, ... The result is logits (batch, length, vocab_size).
+    1, 2, ... The result is logits (batch, length, vocab_size). Pairs of rows, (batch, 2, length), give logits (batch,
+    2, length, vocab_size).
 
     With a `cache`, positions and slots follow those in the cache, and the result is `(logits, cache)`.
 
@@ -99,7 +100,9 @@ class Decoder(LoadableModel):
 
     def call(self, inputs: PyTree, cache: Cache | None = None, training: bool | None = None) -> PyTree:
         """Return the logits, and with a cache also the cache with the new tokens."""
-        tokens, positions, segments = parts_of(inputs)
+        tokens, *given = parts_of(inputs, pairs=cache is None)
+        shape, tokens = tokens.shape, tokens.reshape(-1, tokens.shape[-1])
+        positions, segments = (each if each is None else each.reshape(-1, shape[-1]) for each in given)
         start = 0 if cache is None else cache.index
         index = start + jnp.arange(tokens.shape[1])
         if cache is not None:
@@ -112,7 +115,8 @@ class Decoder(LoadableModel):
         hidden, cache, tallies = run_blocks(self._members["layers"], self.config, hidden, (queries, keys), cache)
         if training and tallies is not None and self.config.experts is not None:
             self.add_loss(balancing_loss(tallies, self.config.experts))
-        logits = self._logits(self._members["norm"](hidden))
+        hidden = self._members["norm"](hidden)
+        logits = self._logits(hidden if len(shape) == 2 else hidden.reshape(*shape, -1))
         return logits if cache is None else (logits, cache)
 
     @property
@@ -160,10 +164,14 @@ class Decoder(LoadableModel):
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
-def parts_of(inputs: PyTree, names: Sequence[str] = ("tokens", "positions", "segments")) -> tuple[Any, Any, Any]:
+def parts_of(
+    inputs: PyTree, names: Sequence[str] = ("tokens", "positions", "segments"), pairs: bool = False
+) -> tuple[Any, Any, Any]:
     """Return tokens, positions and segments; the latter are None where they are not given."""
     tokens: Any = inputs.get("tokens") if isinstance(inputs, Mapping) else inputs
-    if len(getattr(tokens, "shape", (0, 0))) != 2 and names[0] == "tokens":
+    shape = getattr(tokens, "shape", (0, 0))
+    is_pairs = pairs and len(shape) == 3 and shape[1] == 2
+    if len(shape) != 2 and not is_pairs and names[0] == "tokens":
         given = f"tokens of shape {tokens.shape}"
         raise ModelError(
             "tokens must have two dims", given=given, fix="tokens (batch, length); for one row tokens[None]"

@@ -191,8 +191,9 @@ class Objective:
         return Outputs(y_pred, names)
 
     def _takes_apart(self, outputs: Outputs, y: PyTree) -> bool:
-        """Whether the loss is a callable of the user that splits targets and outputs itself."""
-        return isinstance(self.loss, Loss) and not self.loss.needs_targets and not outputs.fits(y)
+        """Whether the loss splits targets and outputs itself, as callables of users do."""
+        splits = isinstance(self.loss, Loss) and (self.loss.splits_targets or not self.loss.needs_targets)
+        return splits and not outputs.fits(y)
 
     def _parts(self, outputs: Outputs) -> list[Part]:
         """Return the losses with the names of their outputs."""
@@ -211,7 +212,8 @@ class Objective:
         _, y, sample_weight = batch
         outputs = self._outputs(y_pred)
         if self._takes_apart(outputs, y):
-            return [_Term("", _Output(y, y_pred, sample_weight, mask), self.loss, self.loss_weights, True)]
+            everything = _Output(y, y_pred, sample_weight, mask)
+            return [_Term("", everything, self.loss, self.loss_weights, bool(self.all_metrics))]
         parts = self._parts(outputs)
         of = self._given(outputs, batch, mask, parts)
         measured = bool(self.all_metrics)
@@ -222,6 +224,8 @@ class Objective:
     ) -> list[tuple[str, _Output, list[Metric], list[Metric]]]:
         """Return, per output: name prefix, output, metrics, weighted metrics."""
         _, y, sample_weight = batch
+        if not self.all_metrics:
+            return []
         if self._takes_apart(outputs, y):
             everything = _Output(y, y_pred, sample_weight, mask)
             return [("", everything, _listed(self.metrics), _listed(self.weighted_metrics))]

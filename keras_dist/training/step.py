@@ -177,7 +177,8 @@ class Forward:
                 module = self.module(trainable, rest)
                 if not isinstance(module, Layer):
                     module.eval()
-                with call_context.entered(False, anew=True):
+                with call_context.entered(False, anew=True) as context:
+                    context.shards_of = self._shards_of
                     return run(module, *operands)
 
             trace = functools.partial(self.gathering, call, trainable, rest, operands)
