@@ -431,7 +431,7 @@ class Quantized(Frozen):
 
     def _check_not_in_call(self) -> None:
         if call_context.current() is not None:
-            given = "a call that reads the stored values, which are codes: only `call` of its own class dequantizes"
+            given = "a call that reads the stored values, which are codes: only its layer dequantizes them"
             fix = "quantize other layers: model.quantize(mode, layers=...)"
             raise ModelError(f"the weight {self.path!r} is quantized", given=given, fix=fix)
 
