@@ -3,6 +3,7 @@
 import pathlib
 
 FOLDER = pathlib.Path(__file__).parent / "recordings"
+OF_OTHERS = FOLDER.with_name("recordings_of_others")  # adapters of peft, and networks that others have quantized
 SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "initializer_range": 0.3}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
 TWO = {**HEADS, "num_key_value_heads": 2}

@@ -1,7 +1,7 @@
 """Records adapters of peft with modules that are trained whole, for `test_adapters_of_whole_modules.py`.
 
-`python -m tests.pretrained.peft_recordings` writes `tests/pretrained/recordings/peft_whole/<name>/`, in an environment
-with torch, transformers 5 and peft.
+`python -m tests.pretrained.peft_recordings` writes `tests/pretrained/recordings_of_others/peft_whole/<name>/`, in an
+environment with torch, transformers 5 and peft.
 """
 
 import json
@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from tests.pretrained.networks import FOLDER
+from tests.pretrained.networks import FOLDER, OF_OTHERS
 
 MODULES = {"b": ["embed_tokens", "norm"], "c": ["lm_head", "embed_tokens", "down_proj"]}
 
@@ -26,7 +26,7 @@ def main() -> None:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data.normal_(0, 0.2)
-        folder = FOLDER / "peft_whole" / name
+        folder = OF_OTHERS / "peft_whole" / name
         model.save_pretrained(folder)
         with torch.no_grad():
             outputs = model(torch.arange(24).reshape(2, 12) % 64).logits

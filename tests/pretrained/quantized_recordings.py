@@ -1,9 +1,9 @@
 """Records tiny networks that others have quantized, for `test_quantized_folders.py`.
 
-`python -m tests.pretrained.quantized_recordings` writes `tests/pretrained/recordings/quantized/<form>/`, in an
-environment with torch, transformers 5, bitsandbytes and accelerate. The outputs are of `transformers` with weights that
-bitsandbytes has dequantized, and for fp8 of `torch`. bitsandbytes 0.50 on CPUs dequantizes rows that its blocks do
-not divide otherwise than on GPUs, so that rows are multiples of 64.
+`python -m tests.pretrained.quantized_recordings` writes `tests/pretrained/recordings_of_others/quantized/<form>/`, in
+an environment with torch, transformers 5, bitsandbytes and accelerate. The outputs are of `transformers` with weights
+that bitsandbytes has dequantized, and for fp8 of `torch`. bitsandbytes 0.50 on CPUs dequantizes rows that its blocks
+do not divide otherwise than on GPUs, so that rows are multiples of 64.
 """
 
 import json
@@ -14,7 +14,9 @@ import transformers
 from bitsandbytes import functional
 from safetensors.torch import load_file, save_file
 
-FOLDER = pathlib.Path(__file__).parent / "recordings" / "quantized"
+from tests.pretrained.networks import OF_OTHERS
+
+FOLDER = OF_OTHERS / "quantized"
 SIZES = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 1, "initializer_range": 0.3}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

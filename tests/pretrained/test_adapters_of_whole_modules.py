@@ -11,12 +11,12 @@ from safetensors.numpy import load_file, save_file
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
-from tests.pretrained.networks import FOLDER
+from tests.pretrained.networks import FOLDER, OF_OTHERS
 from tests.pretrained.test_families import distribution_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 X = (np.arange(24).reshape(2, 12) % 64).astype("int32")
-PEFT = FOLDER / "peft_whole"
+PEFT = OF_OTHERS / "peft_whole"
 
 
 def loaded(layout="one device", scan=False):

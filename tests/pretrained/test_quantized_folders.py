@@ -14,10 +14,10 @@ from safetensors.numpy import load_file, save_file
 import keras_dist as kd
 from keras_dist.errors import ConfigError, ModelError
 from tests.pretrained import python_source
-from tests.pretrained.networks import FOLDER
+from tests.pretrained.networks import FOLDER, OF_OTHERS
 from tests.pretrained.test_families import distribution_of, inputs_of
 
-QUANTIZED = FOLDER / "quantized"
+QUANTIZED = OF_OTHERS / "quantized"
 FORMS = ("nf4", "nf4_twice", "fp8")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -69,6 +69,7 @@ def test_folders_that_others_have_quantized_are_read(form, layout, tmp_path):
 
 WRONG = [
     ({"quant_method": "gptq", "bits": 4}, "'gptq'"),
+    ({"quant_method": "mxfp4"}, "'mxfp4'"),
     ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "64"),
     ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_8bit"),
     ("fp8", "'fp8'"),
