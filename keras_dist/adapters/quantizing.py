@@ -53,7 +53,7 @@ def quantize(model: AdaptableModel, mode: str, layers: str | Iterable[str] | Non
         >>> model = kd.Sequential([kd.Input((64,)), layers.Dense(128, name="up"), layers.Dense(8, name="down")])
         >>> model.quantize("nf4", "up")
         >>> [(weight.path, weight.shape, str(weight.dtype)) for weight in model.layers[0].weights]
-        [('kernel', (32, 128), 'uint8'), ('kernel_scale', (1, 128), 'float32'), ('bias', (128,), 'float32')]
+        [('up/kernel', (32, 128), 'uint8'), ('up/kernel_scale', (1, 128), 'float32'), ('up/bias', (128,), 'float32')]
         >>> model.enable_lora(rank=4, layers="up")
 
     Source: `keras.Model.quantize`; `qwix.quantize`; Dettmers et al. 2023, arXiv:2305.14314 (nf4).

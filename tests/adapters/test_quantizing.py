@@ -147,6 +147,7 @@ def test_a_quantized_model_is_saved_copied_and_merged(tmp_path):
     model.merge_lora()
     np.testing.assert_allclose(np.asarray(model(X)), before, atol=1e-5 * np.abs(before).max())
     kinds = {one.path: str(one.dtype) for one in model.weights}
+    assert list(kinds)[:3] == ["query/kernel", "query/bias", "output/kernel"], "in their order from before"
     assert (kinds["query/kernel"], kinds["conv/kernel"]) == ("float32", "uint8")
     assert "query/kernel_scale" not in kinds and "conv/kernel_scale" in kinds
     assert "query/kernel" in [one.path for one in model.trainable_weights]

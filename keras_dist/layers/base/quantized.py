@@ -197,8 +197,9 @@ def quantize_weight(layer: Layer, name: str, form: Quantization) -> None:
     options: dict[str, Any] = {"dim_names": of_slice(weight.dim_names, weight.ndim), "autocast": False}
     values = layer.add_weight(form.stored_shape(weight.shape), "zeros", form.stored_dtype, name=name, **options)
     scale = layer.add_weight(form.scale_shape(weight.shape), "zeros", "float32", name=f"{name}_scale", **options)
-    values.set_metadata(quantization=form, regularizer=None, constraint=None)
-    scale.set_metadata(factor_of=(name, tuple(range(weight.ndim))), regularizer=None, constraint=None)
+    place = {"number": weight.get_metadata("number", None)}  # among the weights of the layer
+    values.set_metadata(quantization=form, regularizer=None, constraint=None, **place)
+    scale.set_metadata(**place, factor_of=(name, tuple(range(weight.ndim))), regularizer=None, constraint=None)
     for variable, attribute in ((values, name), (scale, f"{name}_scale")):
         variable.freeze()
         setattr(layer, attribute, variable)
@@ -210,5 +211,7 @@ def dequantize_weight(layer: Layer, name: str) -> None:
     stored: Variable = getattr(layer, name)
     form: Any = form_of(stored)
     options: dict[str, Any] = {"dim_names": of_slice(stored.dim_names, stored.ndim)}
-    setattr(layer, name, layer.add_weight(form.shape(stored.shape), "zeros", form.dtype, name=name, **options))
+    weight = layer.add_weight(form.shape(stored.shape), "zeros", form.dtype, name=name, **options)
+    weight.set_metadata(number=stored.get_metadata("number", None))
+    setattr(layer, name, weight)
     delattr(layer, f"{name}_scale")
