@@ -1,6 +1,7 @@
 """Building a model takes work that grows linearly with its layers."""
 
 import collections
+import gc
 import sys
 
 import pytest
@@ -40,11 +41,14 @@ def calls(action):
             found[getattr(argument, "__qualname__", str(argument))] += 1
 
     before = sys.getprofile()
+    gc.collect()
+    gc.disable()  # what earlier tests left calls functions of jax when it is collected
     sys.setprofile(note)
     try:
         action()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return found
 
 
