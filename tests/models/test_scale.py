@@ -42,7 +42,7 @@ def calls(action):
 
     before = sys.getprofile()
     gc.collect()
-    gc.disable()  # what earlier tests left calls functions of jax when it is collected
+    gc.disable()  # finalizers of what earlier tests left are not counted
     sys.setprofile(note)
     try:
         action()
