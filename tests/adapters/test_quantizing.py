@@ -223,6 +223,7 @@ ERRORS = [
     (adapted, ("int8",), "the model has adapters"),
     (lambda: kd.Sequential([kd.Input((7,)), layers.Dense(3)]), ("nf4",), "its inputs are 7"),
     (lambda: kd.Sequential([kd.Input((7,)), layers.ReLU()]), ("nf4",), "no weights"),
+    (lambda: kd.Sequential([kd.Input((8,)), layers.Dense(3, dtype="complex64")]), ("int8",), "numbers are complex64"),
 ]
 
 

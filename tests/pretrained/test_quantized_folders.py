@@ -53,6 +53,14 @@ def test_logits_are_those_with_weights_of_qwix(family, scan, mode):
         assert [path for path in left if path.endswith("kernel")] in (["head/kernel"], [])
 
 
+@pytest.mark.parametrize("family", ["bert", "vit"])
+def test_kernels_of_blocks_alone_are_quantized(family):
+    model = kd.pretrained.describe(FOLDER / family, quantize="int8")
+    stored = {one.path for one in model.weights if one.path.endswith("_scale")}
+    assert stored and all(path.startswith("layers/") for path in stored)
+    assert [one.path for one in model.weights if one.path == "pooler/kernel" and str(one.dtype) == "float32"]
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layout", ["one device", "fully sharded"])
 def test_folders_that_others_have_quantized_are_read(form, layout, tmp_path):
