@@ -101,7 +101,7 @@ class DequantizedFile(TensorReader):
         codes = super().view(f"{name}.nested_quant_map").astype(np.float32)
         offset, blocksize = state.get("nested_offset"), state.get("nested_blocksize")
         is_known = scale.dtype == np.uint8 and codes.shape == (256,) and is_number(offset)
-        size = int(blocksize) if is_int(blocksize, 1, 2**20) else 0  # type: ignore[arg-type]
+        size = blocksize if isinstance(blocksize, int) and 0 < blocksize <= 2**20 else 0
         if not is_known or outer.size * size < scale.size:
             raise self._unknown(f"{name!r}: scales of {scale.dtype}, {outer.size} scales of these", "nested scales")
         return codes[scale] * np.repeat(outer, size)[: scale.size] + np.float32(offset)

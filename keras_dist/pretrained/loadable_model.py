@@ -45,5 +45,5 @@ class LoadableModel(Model):
         if self._described is not None and built.cell.steps_taken == 0:  # neither trained nor restored
             fix = f"kd.pretrained.load({self._described!r}) reads them"
             self._described = None
-            warn(f"{method}: the weights are random, since `describe` reads config.json alone; {fix}")
+            warn(f"{method}: no weights were loaded, since `describe` reads config.json alone; {fix}")
         return built

@@ -510,7 +510,7 @@ LLAMA = pathlib.Path(__file__).parent.parent / "pretrained" / "recordings" / "ll
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:fit. the weights are random")
+@pytest.mark.filterwarnings("ignore:fit. no weights were loaded")
 def test_fit_finds_the_layout_of_a_described_transformer():
     with kd.AutoParallel("data=8").scope():
         model = kd.pretrained.describe(LLAMA, scan=True)
