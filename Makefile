@@ -12,6 +12,8 @@ endif
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TPU_COMPILER := $(VENV)/tpu_compiler
+MEASURED := $(VENV)-accelerator
+PIP_OPTIONS = -qq --disable-pip-version-check $(if $(WHEELS),--no-index --find-links "$(WHEELS)")
 
 # Python keeps what it compiled: the tests alone start a hundred processes that read the same modules.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,7 +27,7 @@ ifeq ($(findstring UTF-8,$(or $(LC_ALL),$(LC_CTYPE),$(LANG))),)
 export LC_ALL := C.UTF-8
 endif
 
-.PHONY: help setup demo notebooks docs test test-all coverage soak lint type check bench release-check dtensor parallax ray clean
+.PHONY: help setup demo notebooks docs test test-all coverage soak lint type check bench accelerator release-check dtensor parallax ray clean
 
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
 
@@ -76,6 +78,9 @@ bench: $(READY) ## run every benchmark, and write what they found into docs/refe
 	@set -e; for script in $(sort $(basename $(notdir $(wildcard benchmarks/bench_*.py)))); do $(BIN)/python -m benchmarks.$$script; done
 	@$(BIN)/python -m benchmarks.report
 
+accelerator: $(if $(DRY),,$(MEASURED)/.ready) ## measure on the GPUs or TPUs of this machine, in nine minutes (DRY=1, WHEELS=folder)
+	@$(if $(DRY),"$(PYTHON)",$(MEASURED)/bin/python) -m benchmarks.accelerator $(if $(DRY),--dry-run) $(ARGS)
+
 release-check: $(READY) ## build wheel and sdist, and run each in a clean environment
 	$(BIN)/python -m tests.documents.release
 
@@ -116,3 +121,19 @@ $(TPU_COMPILER): $(READY) constraints.txt
 	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-deps -c constraints.txt --target $@ libtpu \
 	  || echo 'Tests that compile for TPUs are skipped: there is no libtpu for this machine.' >&2
 	@mkdir -p $@ && touch $@
+
+# The packages of the machine, its JAX among them, and what is missing: from the folder WHEELS where there is no network.
+# Without what only some sections need, the others run.
+$(MEASURED)/.ready: pyproject.toml
+	@echo "Setting up $(MEASURED) with the packages of $$("$(PYTHON)" --version); WHEELS=folder where there is no network ..."
+	@"$(PYTHON)" -m venv --clear --system-site-packages $(MEASURED)
+	@"$(PYTHON)" -c 'import site; print(*site.getsitepackages(), sep="\n")' > $$(echo $(MEASURED)/lib/python*/site-packages)/machine.pth
+	@"$(PYTHON)" -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  extras = project["optional-dependencies"]; \
+	  tests = [each for each in extras["test"] if each.startswith(("hypothesis", "pytest>"))]; \
+	  open("$(MEASURED)/needed.txt", "w").write("\n".join(project["dependencies"])); \
+	  open("$(MEASURED)/wished.txt", "w").write("\n".join([*extras["datasets"], *extras["quantize"], *tests, ""]))'
+	@$(MEASURED)/bin/python -m pip install $(PIP_OPTIONS) -r $(MEASURED)/needed.txt
+	@while read -r each; do $(MEASURED)/bin/python -m pip install $(PIP_OPTIONS) "$$each" || echo "$$each is not installed"; \
+	  done < $(MEASURED)/wished.txt
+	@touch $@

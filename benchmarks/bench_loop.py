@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 import keras_dist as kd
 from benchmarks import measure as m
 from benchmarks.workload import BareLoop, Network, images, make_model
@@ -22,9 +24,12 @@ STREAMED_ROWS = 25600
 CASES = ((1, 16, 3, 0.8), (1, 128, 10, 0.9), (8, 16, 1, 0.95), (8, 128, 5, 0.95))
 
 
-def measure(devices: int, batch_size: int, epochs: int, rows: int, rounds: int, aim: float | None) -> list[Any]:
-    """The results of one process."""
-    kd.use_cpu_devices(devices)
+def measure(devices: int | None, batch_size: int, epochs: int, rows: int, rounds: int, aim: float | None) -> list[Any]:
+    """The results of one process, on fake CPU devices, or on those that are here."""
+    if devices is None:
+        devices = jax.device_count()
+    else:
+        kd.use_cpu_devices(devices)
     kd.set_distribution(kd.DataParallel())
     x, y = images(rows)
     bare = BareLoop(Network(), devices, x, y, batch_size)

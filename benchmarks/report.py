@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from benchmarks import measure as m
+from benchmarks.accelerator import __main__ as accelerator
 from keras_dist import visualization
 
 PAGE = m.ROOT / "docs" / "reference" / "benchmarks.md"
@@ -32,6 +33,7 @@ ORDER = (
     "plan",
     "auto",
 )
+MEASURED_BEGIN, MEASURED_END = "<!-- accelerators: begin -->", "<!-- accelerators: end -->"
 LAYOUTS_BEGIN, LAYOUTS_END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
 
 Record = dict[str, Any]
@@ -71,6 +73,20 @@ def render_layouts(records: list[Record]) -> str:
     return "\n".join(lines) if rows else "Nothing was planned yet."
 
 
+def render_accelerators(folder: pathlib.Path = m.RESULTS / "accelerator") -> str:
+    """What `make accelerator` has measured, as Markdown: a table for each file, what failed included."""
+    tables = []
+    for path in sorted(folder.glob("*.jsonl")):
+        where, *results = map(json.loads, path.read_text().splitlines())
+        driver = f", driver {where['driver']}" if where["driver"] else ""
+        versions = f"jax {where['jax']}, jaxlib {where['jaxlib']}, Python {where['python']}{driver}, {where['date']}"
+        rows = [f"| {line['section']} | {accelerator.text(line)} |" for line in results]
+        tables.append(
+            "\n".join([f"{where['devices']} x {where['kind']}: {versions}.", "", "| section | |", "|---|---|", *rows])
+        )
+    return "\n\n".join(tables) if tables else "Not run on a GPU or TPU yet."
+
+
 def _search(cost: Record) -> str:
     """Candidates, how many of them were compiled and were to be compiled, and seconds."""
     if "candidates" not in cost:
@@ -104,9 +120,10 @@ def with_table(text: str, table: str, begin: str = BEGIN, end: str = END) -> str
 
 
 def with_tables(text: str, records: list[Record]) -> str:
-    """The text with both tables."""
+    """The text with all tables."""
     text = with_table(text, render_table(records))
-    return with_table(text, render_layouts(records), LAYOUTS_BEGIN, LAYOUTS_END)
+    text = with_table(text, render_layouts(records), LAYOUTS_BEGIN, LAYOUTS_END)
+    return with_table(text, render_accelerators(), MEASURED_BEGIN, MEASURED_END)
 
 
 def draw(records: list[Record], folder: pathlib.Path = PICTURES) -> None:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from keras_dist._support.arguments import argument_error, is_int
@@ -256,7 +257,8 @@ def target(name: str) -> Target:
 def target_of(devices: Iterable[Any]) -> Target | None:
     """Return the machine that these devices are all of; None for CPUs and for devices whose figures are not known.
 
-    GPUs of one process count as one host.
+    GPUs of one process count as one host. The memory of GPUs of this process is what JAX takes of it: 75 %, or
+    `XLA_PYTHON_CLIENT_MEM_FRACTION`.
 
     Args:
         devices: devices of JAX.
@@ -279,7 +281,17 @@ def target_of(devices: Iterable[Any]) -> Target | None:
         machine = target(f"{chip.name}:{'x'.join(map(str, shape))}{more}")
     except ConfigError:
         return None
-    return machine if machine.device_count == len(found) else None
+    if machine.device_count != len(found):
+        return None
+    limits = _limits_of(found) if chip.platform == "cuda" else []
+    return dataclasses.replace(machine, chip=dataclasses.replace(chip, hbm_nbytes=min(limits))) if limits else machine
+
+
+def _limits_of(devices: Iterable[Any]) -> list[int]:
+    """Return the bytes of memory that JAX takes of the devices of this process, where it says so."""
+    live = [device for device in devices if hasattr(device, "memory_stats")]  # a `Target` has no memory
+    here = [device for device in live if device.process_index == jax.process_index()]
+    return [stats["bytes_limit"] for device in here if "bytes_limit" in (stats := device.memory_stats() or {})]
 
 
 def devices(target: str | Target, mesh_shape: Sequence[int] | None = None) -> list[str]:

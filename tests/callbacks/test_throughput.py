@@ -89,6 +89,23 @@ def test_the_machine_of_devices(name):
     assert kd.planner.target_of(machine.places) == machine
 
 
+def test_the_memory_of_gpus_here_is_what_jax_takes_of_it():
+    class Live:
+        def __init__(self, place, limit, process_index=0):
+            self.device_kind, self.process_index, self.limit = place.device_kind, process_index, limit
+
+        def memory_stats(self):
+            assert self.process_index == 0, "devices of other processes cannot be asked"
+            return self.limit and {"bytes_limit": self.limit, "bytes_in_use": 0}
+
+    published = kd.planner.target("h100:1x1x2")
+    for limits, expected in (((60 * 2**30, 59 * 2**30), 59 * 2**30), ((None, None), published.hbm_nbytes)):
+        machine = kd.planner.target_of(list(map(Live, published.places, limits)))
+        assert (machine.name, machine.hbm_nbytes) == (published.name, expected)
+    live = [Live(place, 60 * 2**30, index) for index, place in enumerate(kd.planner.target("h100:1x2x1").places)]
+    assert kd.planner.target_of(live).hbm_nbytes == 60 * 2**30
+
+
 def test_unknown_devices_are_of_no_machine():
     places = kd.planner.target("v5e:4x4").places
     assert kd.planner.target_of(places[1:]) is None  # a mesh without one of the devices

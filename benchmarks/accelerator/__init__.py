@@ -1,0 +1,1 @@
+"""What only an accelerator can say: `make accelerator`."""
