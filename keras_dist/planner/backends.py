@@ -55,7 +55,7 @@ BACKENDS = {
         multiplied={"float32": 2},
         gathers_narrow=True,
         scattered_nbytes=2**15,
-        certain_nbytes=2**17,
+        certain_nbytes=2**18,
         adds_after_loops=True,
     ),
     "cuda": Backend(gathers_narrow=True, joins_conversions=False, scattered_nbytes=0, adds_after_loops=True),

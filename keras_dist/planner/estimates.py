@@ -63,6 +63,7 @@ RATES: Mapping[str, Rate] = {
     "border": Rate(0, 1, may_change=False),  # borders of shards that convolutions share
     "statistic": Rate(0.5, 1, may_change=False),  # equal sums
     "small": Rate(0.5, 1),  # arrays that are reduced as a whole or scattered
+    "wide": Rate(1, 2, may_change=False),  # arrays that are gathered before they are converted to bfloat16
     "other": Rate(0, 2),  # operations across shards without a known exchange, of the array that they would gather
 }
 """By the kind of an estimate. Where `may_change`, the least is 0 in loops, out of which XLA may move an exchange.

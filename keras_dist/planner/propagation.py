@@ -18,7 +18,7 @@ import numpy as np
 from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
 from keras_dist.distribution.mesh import axis_tuple
-from keras_dist.planner.backends import DTYPES, Kind, added_after_loop, arranges, moved_as
+from keras_dist.planner.backends import BACKENDS, DTYPES, Kind, added_after_loop, arranges, moved_as
 from keras_dist.planner.estimates import Estimate, counted, interval_of
 from keras_dist.planner.exchanges import (
     Halo,
@@ -347,7 +347,8 @@ class _Costs:
         name, *need = name_of(operation).split(_SEPARATOR)
         layer, made_by, axes = layer_in(name) or around.layer, jax_operation(name), self._axes_of(operation)
         late = added_after_loop(operation, self._module) if kind == "all_reduce" and around.turns != 1 else None
-        moved = moved_as(kind, operation, late or operation.results[0], max(given, made), self._module)
+        exchanged = self._module.nbytes(late) if late else max(given, made)  # the sum may have a wider type
+        moved = moved_as(kind, operation, late or operation.results[0], exchanged, self._module)
         turns, maker, estimate = around.outside if late else around.turns, operation.operands[0].owner, None
         if moved.doubt:
             estimate = estimate_at(maker.operation, moved.doubt, "small")
@@ -356,6 +357,12 @@ class _Costs:
             estimate = estimate_at(maker.operation, reason, "statistic")
         elif moved.kind == "all_reduce" and self._has_small_operand(maker, axes):
             estimate = estimate_at(maker.operation, "XLA may gather an operand instead of a larger sum", "product")
+        elif (
+            self._module.platform == "tpu"
+            and around.turns != 1
+            and moved.nbytes < made <= BACKENDS["tpu"].certain_nbytes
+        ):
+            estimate = estimate_at(operation, "in loops XLA gathers some small arrays before it converts them", "wide")
         found = Collective(moved.kind, axes, moved.nbytes, turns, layer, made_by)
         if len(need) != 3:
             return found, estimate
