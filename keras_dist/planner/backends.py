@@ -34,6 +34,7 @@ class Backend:
             of the sum; None if they are always reduced as a whole.
         certain_nbytes: for arrays with at most as many bytes, XLA may choose otherwise.
         adds_after_loops: whether a sum over devices that a loop only adds up is reduced once, after the loop.
+        lanes: vectors in shards of a multiple of so many elements are gathered; others are put in place and reduced.
     """
 
     multiplied: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -44,6 +45,7 @@ class Backend:
     scattered_nbytes: int | None = None
     certain_nbytes: int = 0
     adds_after_loops: bool = False
+    lanes: int = 1
 
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "i8": "int8"}
@@ -57,6 +59,7 @@ BACKENDS = {
         scattered_nbytes=2**15,
         certain_nbytes=2**18,
         adds_after_loops=True,
+        lanes=128,
     ),
     "cuda": Backend(gathers_narrow=True, joins_conversions=False, scattered_nbytes=0, adds_after_loops=True),
 }
@@ -99,6 +102,9 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
             doubt = "XLA reduces some small arrays as a whole" if nbytes <= backend.certain_nbytes else ""
         return Moved(kind, _converted(nbytes, dtype, backend.added.get(dtype)), doubt)
     if kind == "all_gather" and operation.name == "sdy.all_gather":
+        shard = operation.operands[0]
+        if shard.type.rank == 1 and module.local_shape(shard)[0] % backend.lanes:
+            return Moved("all_reduce", nbytes)
         alike = _alike(operation, backend.joins_conversions, module)
         if alike[0] != operation:
             return Moved(kind, 0)
@@ -108,7 +114,7 @@ def moved_as(kind: Kind, operation: Any, result: Any, nbytes: int, module: Shard
             dtype = min(stored, dtype, key=lambda name: np.dtype(name).itemsize)
         users = [user for each in alike for user in _computing(each.results[0], module)]
         uses_so = _computes if backend.computes_so else _multiplies
-        if dtype in backend.multiplied and all(map(uses_so, users)):
+        if dtype in backend.multiplied and all(uses_so(user) or _is_narrow(user) for user in users):
             return Moved(kind, _converted(nbytes, dtype, backend.multiplied[dtype]))
     return Moved(kind, nbytes)
 
@@ -242,6 +248,11 @@ def _multiplies(user: Any) -> bool:
         return False
     name = "precision_config"
     return name not in user.attributes or "HIGH" not in str(user.attributes[name])
+
+
+def _is_narrow(user: Any) -> bool:
+    """Whether an operation computes in 16 bits: what it uses was converted."""
+    return {str(operand.type.element_type) for operand in user.operands} <= {"bf16", "f16"}
 
 
 def _is_slice(user: Any, reduction: Any) -> bool:

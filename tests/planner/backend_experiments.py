@@ -45,6 +45,12 @@ def _product(function: Callable[..., Any], dtype: Any, results: Any = ROWS, **re
     return Experiment(function, arguments, results, _by_target(recorded))
 
 
+def _vector(size: int, **recorded: Moved) -> Experiment:
+    """A sharded vector that is added to rows."""
+    arguments = ((256, size), ROWS, _F), ((size,), ROWS, _F)
+    return Experiment(lambda x, bias: x + _whole(bias), arguments, ROWS, _by_target(recorded))
+
+
 def _contraction(inputs: int, outputs: int, *, shards_both: bool = False, **recorded: Moved) -> Experiment:
     """A product that contracts a sharded dim of its first operand with a dim of the second."""
     arguments = ((64, inputs), COLUMNS, _F), ((inputs, outputs), ROWS if shards_both else WHOLE, _F)
@@ -57,6 +63,13 @@ def _by_target(recorded: dict[str, Moved]) -> dict[str, Moved]:
 
 def _summed(x: jax.Array) -> jax.Array:
     return _whole(jax.lax.scan(lambda total, each: (total + each.T @ each, None), jnp.zeros((256, 256)), x)[0])
+
+
+def _summed_wider(x: jax.Array) -> jax.Array:
+    def turn(total: jax.Array, each: jax.Array) -> tuple[jax.Array, None]:
+        return total + (each.T @ each).astype(jnp.float32), None
+
+    return _whole(jax.lax.scan(turn, jnp.zeros((256, 256)), x)[0])
 
 
 def _recurrent(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -134,6 +147,12 @@ EXPERIMENTS = {
         ROWS,
         _by_target({"cpu": {"all_gather": 2**20}, "tpu": {"all_gather": 2**19}}),
     ),
+    "table of a lookup in bfloat16": Experiment(
+        lambda x, table: jnp.take(_whole(table), x, axis=0).astype(_B) + _B(1),
+        (((256,), ROWS, jnp.int32), ((512, 512), ROWS, _F)),
+        ROWS,
+        _by_target({"cpu": {"all_gather": 2**20}, "tpu": {"all_gather": 2**19}}),
+    ),
     "contraction with a whole matrix": _contraction(256, 256, cpu={"all_gather": 2**16}, tpu={"all_gather": 2**15}),
     "contraction with a whole matrix, few outputs": _contraction(
         256, 128, cpu={"all_reduce": 2**15}, tpu={"all_reduce": 2**15}
@@ -150,6 +169,14 @@ EXPERIMENTS = {
     "sum over a loop": Experiment(
         _summed, (_SEQUENCES,), WHOLE, _by_target({"cpu": {"all_reduce": 2**22}, "tpu": {"all_reduce": 2**18}})
     ),
+    "sum over a loop, of products in bfloat16": Experiment(
+        _summed_wider,
+        (((16, 64, 256), COLUMNS, _B),),
+        WHOLE,
+        _by_target({"cpu": {"all_reduce": 2**22}, "tpu": {"all_reduce": 2**18}}),
+    ),
+    "vector in shards of 64": _vector(512, cpu={"all_gather": 2**11}, tpu={"all_reduce": 2**11}),
+    "vector in shards of 128": _vector(1024, cpu={"all_gather": 2**12}, tpu={"all_gather": 2**12}),
     "sum over a loop, rows": Experiment(_summed, (_SEQUENCES,), ROWS, _by_target({"tpu": {"reduce_scatter": 2**18}})),
     "gradient of a recurrence": Experiment(
         jax.grad(_recurrent, 1),
@@ -187,6 +214,14 @@ ON_H100: dict[str, Moved] = {
     "table of a lookup for a product": {"all_gather": 1048576},
     "sum over functions": {"all_reduce": 262144},
     "sum over a loop": {"all_reduce": 262144},
+    "sum over a loop, of products in bfloat16": Experiment(
+        _summed_wider,
+        (((16, 64, 256), COLUMNS, _B),),
+        WHOLE,
+        _by_target({"cpu": {"all_reduce": 2**22}, "tpu": {"all_reduce": 2**18}}),
+    ),
+    "vector in shards of 64": _vector(512, cpu={"all_gather": 2**11}, tpu={"all_reduce": 2**11}),
+    "vector in shards of 128": _vector(1024, cpu={"all_gather": 2**12}, tpu={"all_gather": 2**12}),
     "sum over a loop, rows": {"reduce_scatter": 262144},
     "gradient of a recurrence": {"all_reduce": 262144},
     "gradients of a stack": {"all_reduce": 6291456},
