@@ -290,8 +290,8 @@ def test_auto_parallel_finds_the_layout_before_weights_are_read(family, is_short
     least = contextlib.nullcontext()
     if is_short:
         least = pytest.warns(kd.errors.LayoutWarning, match="nothing fits")
-    of_tpu = {"memory_limit": 1, "target": "v5e:2x4", "time_limit_seconds": 15} if is_short else {}  # XLA for CPUs undoes `remat`
-    with kd.AutoParallel(mesh, **of_tpu).scope(), least:
+    short = {"memory_limit": 1, "target": "v5e:2x4", "time_limit_seconds": 15}  # XLA for CPUs undoes `remat`
+    with kd.AutoParallel(mesh, **(short if is_short else {})).scope(), least:
         model = kd.pretrained.load(FOLDER / family)
     assert not model.distribution.is_searched and model.distribution.device_mesh == mesh
     assert sum(row.nbytes_per_device < row.nbytes for row in model.layout_plan.rows) > 8
