@@ -25,6 +25,7 @@ ORDER = (
     "jobs",
     "data",
     "generate",
+    "fine_tuning",
     "memory",
     "scaling",
     "import",
