@@ -1,8 +1,8 @@
 """Fine-tuning of a decoder of Llama's form: reading its folder and training it, against the same by hand.
 
-Four blocks with the sizes of `bench_generate`, on one device and fully sharded over eight. Both train on the same tokens
-from the same weights, and must have equal losses. Folders are read from the memory of the machine. Quantized bases are compared with the same adapters on a base in
-bfloat16.
+Four blocks with the sizes of `bench_generate`, on one device and fully sharded over eight. Both train on the same
+tokens from the same weights, and must have equal losses. Folders are read from the memory of the machine. Quantized
+bases are compared with the same adapters on a base in bfloat16.
 """
 
 from __future__ import annotations
