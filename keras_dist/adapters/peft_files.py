@@ -76,7 +76,8 @@ class AdapterFiles:
     @property
     def vector(self) -> Vector:
         """The kind of a third array of each module."""
-        return next((kind for kind, option in VECTORS.items() if self._config.get(option)), "")
+        found: list[Vector] = [kind for kind, option in VECTORS.items() if self._config.get(option)]
+        return found[0] if found else ""
 
     def has_parameter(self, name: str) -> bool:
         """Return whether a parameter of torch, such as the weights of experts, is adapted."""

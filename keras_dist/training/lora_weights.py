@@ -52,12 +52,13 @@ class MergedWeight:
         """Set the update to zero, so that only the frozen weight contributes. The first factor keeps its values."""
         for factor in self.factors[1:]:
             factor.assign(np.zeros(factor.shape, np.float32))
-        self.start(cell)
+        if self.vector == "magnitude":
+            self.factors[2].assign(self._norms(cell))
 
     def start(self, cell: StateCell) -> None:
-        """Set a magnitude to the norms of the frozen weight."""
+        """Begin with the norms of the frozen weight as magnitude, if there is one."""
         if self.vector == "magnitude":
-            cell.derive(self.factors[2], lambda: _norms(self._value(cell), self.dims))
+            cell.derive(self.factors[2], functools.partial(self._norms, cell))
 
     def check(self) -> None:
         """Raise if there is a bias to add, but none in the layer that it can be added to."""
@@ -81,6 +82,9 @@ class MergedWeight:
 
     def _value(self, cell: StateCell) -> jax.Array:
         return self.weight.array(cell) if isinstance(self.weight, QuantizedWeight) else cell.read(self.path)
+
+    def _norms(self, cell: StateCell) -> jax.Array:
+        return _norms(self._value(cell), self.dims)
 
     def _sum(self, weight: Any, factors: Sequence[Any], xp: Any = jnp) -> Any:
         return with_update(weight, factors, self.dims, self.scale, self.vector, xp)

@@ -1,6 +1,6 @@
 """`dora` and `lora_bias`: adapters of peft, with its logits, its weights after a step, and its merged weights.
 
-What `save_adapter` writes for these networks was loaded by peft 0.21.2; see the differences of logits in CHANGELOG.
+What `save_adapter` writes for these networks, phi3 and qwen3 was loaded by peft 0.21.2: logits differ by 2e-5 at most.
 """
 
 import copy

@@ -153,8 +153,9 @@ class LoraLayer(Layer):
     @property
     def lora_vector(self) -> Vector:
         """The kind of the third factor; empty without one."""
-        kinds: tuple[Vector, ...] = ("magnitude", "bias")
-        return next((kind for kind in kinds if f"lora_{self._adapted}_{kind}" in vars(self)), "")
+        if f"lora_{self._adapted}_magnitude" in vars(self):
+            return "magnitude"
+        return "bias" if f"lora_{self._adapted}_bias" in vars(self) else ""
 
     def enable_lora(
         self,

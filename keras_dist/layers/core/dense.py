@@ -194,12 +194,12 @@ class EinsumDense(LoraLayer):
         """Return a number for each output of the weight with the dims of a bias."""
         inside, letters, outside, side = self._terms
         given = [letter for letter in letters if letter in outside]
-        wanted = [letter for letter in outside if letter in given]
+        wanted, first = sorted(given, key=outside.index), min(map(outside.index, given), default=len(outside))
         before = value.ndim - len(given)  # dims of a stack
         sizes = dict(zip(given, value.shape[before:], strict=True))
         value = value.transpose(*range(before), *(before + given.index(letter) for letter in wanted))
-        dims = [sizes.get(letter, 1) for letter in outside[outside.index(wanted[0]) :]]
-        after = (self.input_spec.ndim - len(inside)) if side == "right" else 0
+        dims = [sizes.get(letter, 1) for letter in outside[first:]]
+        after = self.input_spec.ndim - len(inside) if side == "right" else 0
         return value.reshape(*value.shape[:before], *dims, *[1] * after)
 
     def _sizes(self, input_shape: Sequence[int]) -> tuple[dict[str, int], int]:
