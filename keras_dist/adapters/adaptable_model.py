@@ -11,9 +11,13 @@ from flax import nnx
 
 from keras_dist.adapters.peft_files import common_and_others
 from keras_dist.formats.weight_map import WeightMap
+from keras_dist.layers.base.lora import Vector
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import Trainable
 from keras_dist.variables.variable import Variable
+
+OPTIONS = {"magnitude": "dora", "bias": "lora_bias"}
+"""Options of `enable_lora` by the vectors that they add."""
 
 Scales = Mapping[str, tuple[int, float]]
 """Rank and alpha of weights by path."""
@@ -27,6 +31,7 @@ class Adapters:
     dropout: float
     frozen: tuple[Variable, ...] = ()
     whole: tuple[str, ...] = ()  # paths of weights that are trained whole
+    vector: Vector = ""
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments with which `enable_lora` makes the same adapters."""
@@ -35,7 +40,8 @@ class Adapters:
         alpha, alphas = common_and_others({path: alpha for path, (_, alpha) in scales.items()})
         given = {"rank": rank, "alpha": alpha, "dropout": self.dropout, "layers": [*scales]}
         whole = {"modules_to_save": [*map(re.escape, self.whole)]} if self.whole else {}
-        return {**given, "rank_pattern": ranks, "alpha_pattern": alphas, **whole}
+        vector = {OPTIONS[self.vector]: True} if self.vector else {}
+        return {**given, "rank_pattern": ranks, "alpha_pattern": alphas, **whole, **vector}
 
 
 class _Record(Protocol):

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_dist._support import tree_paths
-from keras_dist._support.arguments import argument_error, check_number, check_optional, check_size
-from keras_dist.adapters.adaptable_model import AdaptableModel, Adapters
+from keras_dist._support.arguments import argument_error, check_flag, check_number, check_optional, check_size
+from keras_dist.adapters.adaptable_model import OPTIONS, AdaptableModel, Adapters
 from keras_dist.adapters.choosing import LISTED, Candidate, by_rules, chosen, enumerated
 from keras_dist.errors import ModelError, did_you_mean, shorten
-from keras_dist.layers import Layer
-from keras_dist.layers.base.lora import Adapted, Factors, owner_of
+from keras_dist.layers import Dense, EinsumDense, Layer
+from keras_dist.layers.base.lora import Adapted, Factors, Vector, owner_of
 from keras_dist.layers.base.quantized import dequantize_weight
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import compile_rule
@@ -33,6 +33,8 @@ def enable_lora(
     rank_pattern: Mapping[str, int] | None = None,
     alpha_pattern: Mapping[str, float] | None = None,
     modules_to_save: str | Iterable[str] | None = None,
+    dora: bool = False,
+    lora_bias: bool = False,
 ) -> None:
     r"""Freeze all weights, and train low-rank updates of the weights of some layers.
 
@@ -57,6 +59,10 @@ def enable_lora(
         alpha_pattern: other scaling factors.
         modules_to_save: regular expression, or several, for whole paths of layers or weights that are trained whole,
             and saved with the adapters, such as `"head"`. Not available in models of `from_nnx`.
+        dora: whether the sum `W = kernel + alpha / rank * A @ B` is replaced by `magnitude * W / norm(W)`, with a
+            trained magnitude for each output, at first the norm of the kernel. The norm is a constant for gradients.
+            For `Dense` and `EinsumDense`. See Liu et al. 2024, arXiv:2402.09353.
+        lora_bias: whether B has a bias, which is scaled as the product. For `Dense` and `EinsumDense`, without `dora`.
 
     Raises:
         ModelError: an argument cannot be used; a pattern matches nothing, or layers that cannot be adapted, all of
@@ -77,9 +83,15 @@ def enable_lora(
     rank = check_size("rank", rank)
     alpha = check_optional(check_number, "alpha", alpha, above=0)
     dropout = check_number("dropout", dropout, 0, below=1, example=0.05)
+    vector = _vector(check_flag("dora", dora), check_flag("lora_bias", lora_bias))
     built = model._with_weights()
     _check_free(model, built)
     candidates = chosen(built, layers)
+    unfit = [one.weight for one in candidates if not isinstance(one.layer, Dense | EinsumDense)] if vector else []
+    if unfit:
+        summary = f"enable_lora: `{OPTIONS[vector]}` is available for Dense and EinsumDense"
+        fix = f"leave out {OPTIONS[vector]}, or choose layers without these weights"
+        raise ModelError(summary, given=enumerated(unfit), fix=fix)
     if dropout and any(one.kind == "experts" for one in candidates):
         given, fix = f"dropout={dropout}", "dropout=0, as in peft; or choose other layers"
         raise ModelError("enable_lora: `dropout` is not available for experts", given=given, fix=fix)
@@ -87,7 +99,8 @@ def enable_lora(
     alphas = by_rules("alpha_pattern", alpha_pattern, candidates, functools.partial(check_number, above=0), example=8)
     sizes = {one.weight: ranks.get(one.weight, rank) for one in candidates}
     scales = {path: (size, alphas.get(path, size if alpha is None else alpha)) for path, size in sizes.items()}
-    factors = {path: Factors(*scale, splits_inputs=True, dropout=dropout) for path, scale in scales.items()}
+    options: dict[str, Any] = {"splits_inputs": True, "dropout": dropout, "vector": vector}
+    factors = {path: Factors(*scale, **options) for path, scale in scales.items()}
     if built.cell.graph.is_foreign:
         if dropout:
             given, fix = f"dropout={dropout}", "dropout=0; or nnx.Dropout in the module; or a model of layers"
@@ -106,7 +119,16 @@ def enable_lora(
         adapted = {one.weight: one.layer for one in candidates if one.layer is not None}
         change = functools.partial(_adapt, adapted.values(), factors.values(), frozen)
         model._change_weights({"": built.model, **_owners(adapted)}, change)
-    model._record.adapters = Adapters(scales, dropout, frozen, whole)
+    model._record.adapters = Adapters(scales, dropout, frozen, whole, vector)
+    for one in merged_weights(built).values():
+        one.start(built.cell)
+
+
+def _vector(dora: bool, lora_bias: bool) -> Vector:
+    if dora and lora_bias:
+        summary = "enable_lora: `dora` and `lora_bias` exclude each other, as in peft"
+        raise ModelError(summary, given="dora=True, lora_bias=True", fix="leave out one of them")
+    return "magnitude" if dora else "bias" if lora_bias else ""
 
 
 def _owners(adapted: Mapping[str, Adapted]) -> dict[str, Layer]:
@@ -188,6 +210,8 @@ def merge_lora(model: AdaptableModel) -> None:
     if not merged:
         raise ModelError("merge_lora: the model has no adapters", fix="model.enable_lora(rank=8, layers='.*/query')")
     model._check_idle("merge_lora")
+    for one in merged.values():
+        one.check()
     quantized = {path: one for path, one in merged.items() if isinstance(one.weight, QuantizedWeight)}
     with built.cell.lock:
         sums = {path: one.sum(built.cell) for path, one in quantized.items()}

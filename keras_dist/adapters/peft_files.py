@@ -28,22 +28,26 @@ from keras_dist.files.tensor_reader import TensorReader
 from keras_dist.files.tensor_writer import TensorWriter
 from keras_dist.formats.save_formats import check_file_path, model_folder
 from keras_dist.jobs.rendezvous import Rendezvous
+from keras_dist.layers.base.lora import Vector
 
 CONFIG, ARRAYS = "adapter_config.json", f"adapter_model{SUFFIX}"
 _MOST_CONFIG_BYTES = 2**20
 
 _ONLY: dict[str, tuple[Any, ...]] = {
     "bias": (None, "none"),
-    "use_dora": (None, False),
+    "use_dora": (None, False, True),
     "use_rslora": (None, False, True),
     "use_qalora": (None, False),
-    "lora_bias": (None, False),
+    "lora_bias": (None, False, True),
     "alora_invocation_tokens": (None, []),
     "layer_replication": (None, []),
     "trainable_token_indices": (None, []),
     "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
 }
 """Entries of the config that change what a file means, with the supported values."""
+
+VECTORS: dict[Vector, str] = {"magnitude": "use_dora", "bias": "lora_bias"}
+"""Entries of the config by the third array of a module that they add."""
 
 _PATTERNS = {"rank_pattern": "integer", "alpha_pattern": "number"}
 _CHECKS = {
@@ -68,6 +72,12 @@ class AdapterFiles:
         rank = self._of_module(module, "rank_pattern", "r")
         alpha = self._of_module(module, "alpha_pattern", "lora_alpha")
         return rank, alpha * math.sqrt(rank) if self._config.get("use_rslora") else alpha
+
+    @property
+    def vector(self) -> Vector:
+        """The kind of a third array of each module."""
+        found: list[Vector] = [kind for kind, option in VECTORS.items() if self._config.get(option)]
+        return found[0] if found else ""
 
     def has_parameter(self, name: str) -> bool:
         """Return whether a parameter of torch, such as the weights of experts, is adapted."""
@@ -118,6 +128,7 @@ def written_config(
     others: Collection[str],
     parameters: Collection[str],
     whole: Collection[str],
+    vector: Vector,
     dropout: float,
     fan_in_fan_out: bool,
     **more: Any,
@@ -141,6 +152,7 @@ def written_config(
         "alpha_pattern": _shortened(alpha_pattern, alphas),
         "lora_dropout": dropout,
         **targets,
+        **({VECTORS[vector]: True} if vector else {}),
         "bias": "none",
         "fan_in_fan_out": fan_in_fan_out,
         "inference_mode": True,
@@ -222,6 +234,8 @@ def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}={shorten(values)} is not a dict to positive {kind}s"
         elif not all(map(_is_rule, values)):
             yield f"{name}={shorten(values)} has a key that is not a regular expression"
+    if config.get("use_dora") and config.get("lora_bias"):
+        yield "use_dora=True with lora_bias=True"
     for name, supported in _ONLY.items():
         if not any(type(config.get(name)) is type(one) and config.get(name) == one for one in supported):
             yield f"{name}={shorten(config[name])}"

@@ -23,15 +23,17 @@ import numpy as np
 from keras_dist.errors import shorten
 from keras_dist.files.tensor_reader import TensorReader
 from keras_dist.formats.weight_pieces import Piece
-from keras_dist.layers.base.lora import Dims
+from keras_dist.layers.base.lora import Dims, Vector, output_dims
 
 PREFIX = "base_model.model."
 
 Kind = Literal["linear", "embedding", "convolution", "experts"]
-Pair = tuple[np.ndarray, np.ndarray]
+Arrays = tuple[np.ndarray, ...]
+"""A and B of a module, and its magnitude or the bias of B, if it has one."""
 
 _ENDS = (".lora_A.weight", ".lora_B.weight")
 _ENDS_OF_EMBEDDINGS = (".lora_embedding_A", ".lora_embedding_B")
+_ENDS_OF_VECTORS: dict[Vector, str] = {"magnitude": ".lora_magnitude_vector", "bias": ".lora_B.bias"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,20 +106,21 @@ class Form:
         sides = (self.rows[2], *self._sizes(0))
         return (sides[::-1] if self.axis_of_outputs == 1 else sides) if self.kind == "linear" else None
 
-    def to_file(self, first: np.ndarray, second: np.ndarray) -> Pair:
-        """Return A (layers, rank, inputs, ...) and B (layers, outputs, rank) of two factors."""
-        first, second = map(self._stack, (first, second))
+    def to_file(self, *factors: np.ndarray) -> Arrays:
+        """Return A (layers, rank, inputs, ...), B (layers, outputs, rank) and the vector (layers, outputs)."""
+        first, second, *vector = map(self._stack, factors)
         rank, layers = first.shape[-1], len(first)
         first = first.reshape(layers, *self._sizes(0)[:-1], -1, rank)
-        return np.moveaxis(first, (-1, -2), (1, 2)), second.reshape(layers, rank, -1).swapaxes(1, 2)
+        both = np.moveaxis(first, (-1, -2), (1, 2)), second.reshape(layers, rank, -1).swapaxes(1, 2)
+        return *both, *(one.reshape(layers, -1) for one in vector)
 
-    def from_file(self, first: np.ndarray, second: np.ndarray) -> Pair:
-        """Return the factors of A and B."""
+    def from_file(self, first: np.ndarray, second: np.ndarray, *vector: np.ndarray) -> Arrays:
+        """Return the factors of A, B and the vector."""
         rank = first.shape[1]
-        shapes = (tuple(rank if dim is None else self.shape[dim] for dim in dims) for dims in self.dims)
-        found = np.moveaxis(first, (1, 2), (-1, -2)), second.swapaxes(1, 2)
-        one, other = (factor.reshape(shape) for factor, shape in zip(found, shapes, strict=True))
-        return one, other
+        shapes = [tuple(rank if dim is None else self.shape[dim] for dim in dims) for dims in self.dims]
+        shapes += [tuple(self.shape[dim] for dim in output_dims(self.dims))] * len(vector)
+        found = np.moveaxis(first, (1, 2), (-1, -2)), second.swapaxes(1, 2), *vector
+        return tuple(factor.reshape(shape) for factor, shape in zip(found, shapes, strict=True))
 
     @property
     def _stacked(self) -> set[int]:
@@ -145,6 +148,7 @@ class Group:
 
     forms: tuple[Form, ...]  # of the weights
     depth: int = 0  # number of further wrappers around the wrapper of a parameter
+    vector: Vector = ""
 
     @property
     def is_parameter(self) -> bool:
@@ -172,11 +176,11 @@ class Group:
         form = self.forms[0]
         *kernel, inputs = form._sizes(0)
         rank *= form.experts
-        shapes = (rank, inputs, *kernel), (form.rows[2], rank, *[1] * len(kernel))
-        return {name: shape for names in self._names() for name, shape in zip(names, shapes, strict=True)}
+        shapes = (rank, inputs, *kernel), (form.rows[2], rank, *[1] * len(kernel)), (form.rows[2],)
+        return {name: shape for names in self._names() for name, shape in zip(names, shapes, strict=False)}
 
-    def to_file(self, pairs: Mapping[str, Pair]) -> tuple[int, dict[str, np.ndarray]]:
-        """Return the rank of the modules and the arrays of a file, for A and B of weights."""
+    def to_file(self, pairs: Mapping[str, Arrays]) -> tuple[int, dict[str, np.ndarray]]:
+        """Return the rank of the modules and the arrays of a file, for A, B and vectors of weights."""
         firsts = [pairs[form.path][0] for form in self.forms if form.path in pairs]
         is_shared = all(np.array_equal(first, firsts[0]) for first in firsts)
         first = firsts[0] if is_shared else np.concatenate(firsts, axis=1)
@@ -190,27 +194,33 @@ class Group:
         first = first.reshape(-1, experts * rank, *first.shape[2:])
         second = np.moveaxis(second.reshape(-1, experts, *second.shape[1:]), 1, 3)
         second = second.reshape(len(first), -1, experts * rank, *[1] * (first.ndim - 3))
-        layers = zip(self._names(), zip(first, second, strict=True), strict=True)
+        vector = [np.concatenate([pairs[form.path][2] for form in self.forms], axis=1)] if self.vector else []
+        layers = zip(self._names(), zip(first, second, *vector, strict=True), strict=True)
         return rank, {name: array for both in layers for name, array in zip(*both, strict=True)}
 
-    def from_file(self, arrays: Mapping[str, np.ndarray], ranks: Mapping[str, int] | None) -> dict[str, Pair] | None:
-        """Return A and B of the adapted weights, of these ranks if they are known; None if they do not fit."""
+    def from_file(self, arrays: Mapping[str, np.ndarray], ranks: Mapping[str, int] | None) -> dict[str, Arrays] | None:
+        """Return arrays of the adapted weights, of these ranks if they are known; None if they do not fit."""
         names = zip(*self._names(), strict=True)
-        first, second = (np.stack([arrays[name].astype("float32") for name in each]) for each in names)
+        first, second, *vector = (np.stack([arrays[name].astype("float32") for name in each]) for each in names)
         experts = self.forms[0].experts
         first = first.reshape(len(first) * experts, -1, *first.shape[2:])
         second = np.moveaxis(second.reshape(*second.shape[:2], -1, experts), 3, 1)
         second = second.reshape(len(first), *second.shape[2:])
         parts = [second[:, slice(*form.rows[:2])] for form in self.forms]
         columns = _columns(parts, None if ranks is None else [ranks.get(form.path, 0) for form in self.forms])
-        if columns is None:
+        if columns is None or (vector and any(one.start == one.stop for one in columns)):
             return None
-        both = zip(self.forms, parts, columns, strict=True)
-        return {form.path: (first[:, one], part[..., one]) for form, part, one in both if one.start < one.stop}
+        found: dict[str, Arrays] = {}
+        for form, part, one in zip(self.forms, parts, columns, strict=True):
+            if one.start < one.stop:
+                rows = (each[:, slice(*form.rows[:2])] for each in vector)
+                found[form.path] = first[:, one], part[..., one], *rows
+        return found
 
-    def _names(self) -> list[tuple[str, str]]:
+    def _names(self) -> list[tuple[str, ...]]:
         ends = _ENDS_OF_EMBEDDINGS if self.forms[0].kind == "embedding" else _ENDS
-        return [(f"{PREFIX}{module}{ends[0]}", f"{PREFIX}{module}{ends[1]}") for module in self.keys]
+        ends = (*ends, _ENDS_OF_VECTORS[self.vector]) if self.vector else ends
+        return [tuple(f"{PREFIX}{module}{end}" for end in ends) for module in self.keys]
 
 
 def modules_in(reader: TensorReader) -> set[str]:
@@ -244,14 +254,14 @@ def groups_of(forms: Iterable[Form]) -> list[Group]:
     return [Group(tuple(sorted(each, key=lambda form: form.rows[0]))) for each in found.values()]
 
 
-def nested(groups: Sequence[Group], is_adapted: Callable[[Group], bool]) -> list[Group]:
-    """Return the groups as peft wraps adapted parameters, without other parameters."""
+def nested(groups: Sequence[Group], is_adapted: Callable[[Group], bool], vector: Vector) -> list[Group]:
+    """Return the groups as peft wraps adapted parameters, without other parameters, and with vectors."""
     found: list[Group] = []
     inside: Counter[tuple[str, ...]] = Counter()
     for group in reversed(groups):
         if not group.is_parameter or is_adapted(group):
             module = tuple(name.rpartition(".")[0] for name in group.modules)
-            found.append(dataclasses.replace(group, depth=inside[module]))
+            found.append(dataclasses.replace(group, depth=inside[module], vector=vector))
             inside[module] += group.is_parameter
     return found[::-1]
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from keras_dist._support.dim_names import LAYERS
-from keras_dist.adapters.adaptable_model import AdaptableModel, Adapters, Scales
+from keras_dist.adapters.adaptable_model import OPTIONS, AdaptableModel, Adapters, Scales
 from keras_dist.adapters.choosing import candidates_in, enumerated
 from keras_dist.adapters.enabling import enable_lora
 from keras_dist.adapters.peft_files import AdapterFiles, adapter_folder, read_adapter, write_adapter, written_config
-from keras_dist.adapters.peft_modules import PREFIX, Form, Group, Pair, groups_of, misfits, modules_in, nested
+from keras_dist.adapters.peft_modules import PREFIX, Arrays, Form, Group, groups_of, misfits, modules_in, nested
 from keras_dist.errors import ModelError
 from keras_dist.formats.weight_map import WeightMap
 from keras_dist.formats.weight_pieces import Parts, Piece, load_piece
@@ -80,11 +80,11 @@ def save_adapter(
         raise ModelError("save_adapter: the model has no adapters", given=f"model {model.name!r}", fix=fix)
     folder = adapter_folder("save_adapter", filepath)
     everything, merged = _groups(model, built, weight_map), merged_weights(built)
-    groups = nested(everything, lambda group: bool(group.forms_in(merged)))
+    groups = nested(everything, lambda group: bool(group.forms_in(merged)), adapters.vector)
     chosen = [group for group in groups if group.forms_in(merged)]
     scales = {path: _scale(one, adapters.weights) for path, one in merged.items()}
     problems = [*_problems(chosen, groups), *_other_dims(chosen, merged), *_other_scales(chosen, scales)]
-    problems += _taken_for_experts(chosen, everything)
+    problems += [*_taken_for_experts(chosen, everything), *_without_vectors(chosen, merged)]
     if problems:
         fix = "adapt other layers; or merge_lora, and save the merged weights"
         raise ModelError("save_adapter: peft's format cannot hold the adapters", given=enumerated(problems), fix=fix)
@@ -109,7 +109,8 @@ def save_adapter(
     parameters = {module for group in chosen if group.is_parameter for module in group.modules}
     is_transposed = any(form.axis_of_outputs == 1 for group in chosen for form in group.forms)
     of_base = {"base_model_name_or_path": base_model_name_or_path, "task_type": task_type}
-    config = written_config(modules, left, parameters, of_whole, adapters.dropout, is_transposed, **of_base)
+    given = (modules, left, parameters, of_whole, adapters.vector, adapters.dropout, is_transposed)
+    config = written_config(*given, **of_base)
     write_adapter(folder, config, arrays, overwrite)
 
 
@@ -133,7 +134,7 @@ def load_adapter(
         dropout: instead of the fraction in the files, if the model has no adapters.
 
     Raises:
-        ModelError: the files cannot be read, have unsupported options such as DoRA, or do not fit the model; all
+        ModelError: the files cannot be read, have unsupported options, or do not fit the model; all
             problems are listed, and the model stays as it is.
         FileNotFoundError: a file does not exist.
 
@@ -143,12 +144,15 @@ def load_adapter(
     folder, everything = adapter_folder("load_adapter", filepath), _groups(model, built, weight_map)
     merged = merged_weights(built)
     here = None if adapters is None else {path: _scale(one, adapters.weights) for path, one in merged.items()}
-    read: list[tuple[AdapterFiles, dict[str, Pair], Scales, dict[str, np.ndarray]]] = []
+    read: list[tuple[AdapterFiles, dict[str, Arrays], Scales, dict[str, np.ndarray]]] = []
 
     def look() -> None:
         files = read_adapter(folder)
-        groups = nested(everything, lambda group: any(map(files.has_parameter, group.modules)))
+        groups = nested(everything, lambda group: any(map(files.has_parameter, group.modules)), files.vector)
         problems: list[str] = []
+        if adapters is not None and files.vector != adapters.vector:
+            options = [OPTIONS.get(one, "neither dora nor lora_bias") for one in (files.vector, adapters.vector)]
+            problems.append(f"the files have {options[0]}, the model {options[1]}")
         chosen = _in_files(files, groups, here, problems)
         problems += _problems([*chosen], groups)
         whole = _whole_in(files, _whole_pieces(model, built, weight_map, None if files.whole else ()), problems)
@@ -169,7 +173,7 @@ def load_adapter(
     ((files, pairs, scales, values),) = read
     if adapters is None:
         dropout = files.dropout if dropout is None else dropout
-        enable_lora(model, **Adapters(scales, dropout, whole=tuple(values)).arguments())
+        enable_lora(model, **Adapters(scales, dropout, whole=tuple(values), vector=files.vector).arguments())
         merged = merged_weights(built)
     for path, value in values.items():
         built.variable(path).assign(value)
@@ -223,11 +227,11 @@ def _other_ranks(group: Group, found: tuple[int, float], here: Scales) -> Iterat
 
 def _read(
     files: AdapterFiles, chosen: Mapping[Group, tuple[int, float]], here: Scales | None, problems: list[str]
-) -> tuple[dict[str, Pair], dict[str, tuple[int, float]]]:
+) -> tuple[dict[str, Arrays], dict[str, tuple[int, float]]]:
     """Read the factors in files, by path, and their ranks and alphas."""
     arrays = files.reader.read_checked([name for group, (rank, _) in chosen.items() for name in group.expected(rank)])
     ranks = None if here is None else {path: rank for path, (rank, _) in here.items()}
-    pairs: dict[str, Pair] = {}
+    pairs: dict[str, Arrays] = {}
     scales: dict[str, tuple[int, float]] = {}
     for group, (rank, alpha) in chosen.items():
         found = group.from_file(arrays, ranks)
@@ -235,7 +239,7 @@ def _read(
             problems.append(f"{group.modules[0]} adapts other parts than the model, or is not made of blocks")
             continue
         pairs |= found
-        scales |= {path: (first.shape[1], alpha * first.shape[1] / rank) for path, (first, _) in found.items()}
+        scales |= {path: (first.shape[1], alpha * first.shape[1] / rank) for path, (first, *_) in found.items()}
     return pairs, scales
 
 
@@ -285,7 +289,7 @@ def _loaded(files: AdapterFiles, path: str, pieces: Sequence[Piece], shape: tupl
     return parts[tuple(slice(0, size) for size in shape)]
 
 
-def _pair(form: Form, merged: Mapping[str, MergedWeight]) -> Pair:
+def _pair(form: Form, merged: Mapping[str, MergedWeight]) -> Arrays:
     return form.to_file(*(factor.numpy() for factor in merged[form.path].factors))
 
 
@@ -343,6 +347,12 @@ def _other_dims(chosen: Sequence[Group], merged: Mapping[str, MergedWeight]) -> 
         for form in group.forms_in(merged):
             if merged[form.path].dims != form.dims:
                 yield f"{form.path} was adapted by its layer alone, whose factors split other dims"
+
+
+def _without_vectors(chosen: Sequence[Group], merged: Mapping[str, MergedWeight]) -> Iterator[str]:
+    for form in (form for group in chosen if group.vector for form in group.forms):
+        if form.path not in merged or not merged[form.path].vector:
+            yield f"{form.path} is without {OPTIONS[chosen[0].vector]}, which peft has for all of {form.modules[0]}"
 
 
 def _other_scales(chosen: Sequence[Group], scales: Scales) -> Iterator[str]:

@@ -133,6 +133,8 @@ class LoraConfig(ConfigTable):
         rank_pattern: other ranks, by regular expressions for paths.
         alpha_pattern: other scaling factors.
         modules_to_save: regular expressions for paths of layers or weights that are trained whole.
+        dora: whether outputs have trained magnitudes.
+        lora_bias: whether the second factors have a bias.
     """
 
     rank: int = Field(ge=1)
@@ -146,6 +148,8 @@ class LoraConfig(ConfigTable):
     rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     alpha_pattern: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     modules_to_save: tuple[str, ...] | None = None
+    dora: bool = False
+    lora_bias: bool = False
 
 
 class SaveConfig(ConfigTable):

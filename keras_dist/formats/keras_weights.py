@@ -265,7 +265,7 @@ def set_contents(
     for slot in fitting:
         _set(built, slot, reader, there[slot.name])
         if slot.variable.path in contents.merged:
-            contents.merged[slot.variable.path].forget()
+            contents.merged[slot.variable.path].forget(built.cell)
     for group, layer in contents.hooked.items():
         keys = {name.removeprefix(f"{group}/"): there[name] for name in there if name.startswith(f"{group}/")}
         layer.load_own_variables(_Store(reader, keys))

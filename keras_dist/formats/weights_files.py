@@ -160,8 +160,8 @@ def load_weights(
     else:
         _set(built.cell, reader, source, {path: wanted[path] for path in report.loaded})
     for path in report.loaded:
-        if path in merged and built.path_of(merged[path].factors[1]) not in wanted:
-            merged[path].forget()
+        if path in merged and built.path_of(merged[path].factors[-1]) not in wanted:
+            merged[path].forget(built.cell)
     report.warn_of_rest(str(reader.path))
     if not isinstance(reader, _Folder) and weight_map is None:  # files of other programs have no checksums
         warn_unchecked(reader, source.names_of(report.loaded))

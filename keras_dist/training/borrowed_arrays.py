@@ -46,6 +46,8 @@ class BorrowedArrays(Keeper):
         self.graph, self.plan, self.owner = graph, plan, owner
         self._creation = creation  # creates the arrays that do not exist yet, when one is needed; None when all exist
         self._slots_init: Callable[[], PyTree] | None = None  # returns the slots that do not exist yet
+        # initial values that are functions of other arrays, by variable
+        self._derived: list[tuple[Any, Callable[[], jax.Array]]] = []
         self.is_shown = not graph.is_foreign  # the user holds the module: arrays in foreign variables may be shared
         # held from reading the state until its use is dispatched, so that no thread dispatches donated buffers
         self.lock = threading.RLock()
@@ -77,12 +79,24 @@ class BorrowedArrays(Keeper):
         """Create the arrays of the variables that have none."""
         with self.lock:
             creation, self._creation = self._creation, None
+            derived, self._derived = self._derived, []
             try:
+                waiting = [one for one in derived if one[0].is_deferred]  # others have been loaded
                 if creation is not None:
                     creation()
+                with outside_of_traces():
+                    for variable, value in waiting:
+                        self.set_to_copy(variable, value())
             except BaseException:
-                self._creation = creation
+                self._creation, self._derived = creation, derived
                 raise
+
+    def derive(self, variable: Any, value: Callable[[], jax.Array]) -> None:
+        """Set a variable to a function of other arrays, now or when these are created."""
+        if not self.has_arrays:
+            self._derived.append((variable, value))
+        elif not self.mesh.is_abstract:
+            self.set_to_copy(variable, value())
 
     @property
     def has_arrays(self) -> bool:

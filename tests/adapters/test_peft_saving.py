@@ -282,13 +282,13 @@ def changed(folder, tmp_path, arrays=(), **entries):
 
 
 def test_one_error_lists_options_that_are_not_supported(folder, tmp_path):
-    options = {"use_dora": True, "r": 2.5, "lora_alpha": None, "modules_to_save": [3]}
+    options = {"use_dora": True, "lora_bias": True, "r": 2.5, "lora_alpha": None, "modules_to_save": [3]}
     options |= {"rank_pattern": {"q": 0}, "alpha_pattern": {"(": 1}}
     with pytest.raises(ModelError) as caught:
         made().load_adapter(changed(folder, tmp_path, **options, init_lora_weights="pissa"))
     text = str(caught.value)
     for one in (
-        "use_dora=True",
+        "use_dora=True with lora_bias=True",
         "r=2.5",
         "lora_alpha=None",
         "modules_to_save=[3]",
@@ -297,7 +297,7 @@ def test_one_error_lists_options_that_are_not_supported(folder, tmp_path):
         "pissa",
     ):
         assert one in text, one
-    kinds = {"alora_invocation_tokens": [5], "layer_replication": [[0, 2]], "use_qalora": True, "lora_bias": True}
+    kinds = {"alora_invocation_tokens": [5], "layer_replication": [[0, 2]], "use_qalora": True, "lora_bias": 1}
     with pytest.raises(ModelError) as caught:
         made().load_adapter(changed(folder, tmp_path, **kinds, target_parameters=[5]))
     assert all(name in str(caught.value) for name in (*kinds, "target_parameters"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import string
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,11 @@ from keras_dist.layers.base.weight_lists import not_built
 from keras_dist.layers.regularization.regularization import Dropout
 from keras_dist.variables.variable import Variable
 
+Vector = Literal["", "magnitude", "bias"]
+"""A third factor: the norms of the outputs of the sum, as in DoRA, or a bias of the second factor."""
+
+_LEAST_NORM = 1e-30
+
 Dims = tuple[tuple[int | None, ...], tuple[int | None, ...]]
 """For each dim of the two factors the dim of the weight; None for the rank."""
 
@@ -39,6 +44,28 @@ def factor_dims(names: DimNames) -> Dims:
         for kind in ((*LEADING, BLOCKS), (*LEADING, BLOCKS, INPUTS), (OUTPUTS, CLASSES))
     )
     return (*inputs, None), (*both, None, *outputs)
+
+
+def output_dims(dims: Dims) -> tuple[int, ...]:
+    """Return the dims of the weight without its inputs, given the dims of the factors."""
+    return tuple(sorted(dim for dim in dims[1] if dim is not None))
+
+
+def _input_dims(dims: Dims) -> tuple[int, ...]:
+    return tuple(dim for dim in dims[0] if dim is not None and dim not in dims[1])
+
+
+def norms(weight: Any, dims: Dims, xp: Any = jnp) -> Any:
+    """Return the norm over the inputs for each output of a weight; above zero, also for padded rows of a vocabulary."""
+    return xp.maximum(xp.sqrt(xp.square(weight).sum(_input_dims(dims))), _LEAST_NORM)
+
+
+def with_update(weight: Any, factors: Sequence[Any], dims: Dims, scale: float, vector: Vector, xp: Any = jnp) -> Any:
+    """Return a weight plus `scale` times the product of its factors; with a magnitude, its outputs have these norms."""
+    value = weight + xp.float32(scale) * product(factors[0], factors[1], dims, xp.einsum)
+    if vector != "magnitude":
+        return value
+    return value * xp.expand_dims(factors[2] / norms(value, dims, xp), _input_dims(dims))
 
 
 def product(first: Any, second: Any, dims: Dims, einsum: Callable[..., Any] = jnp.einsum) -> Any:
@@ -61,6 +88,7 @@ class Factors:
     b_initializer: Identifier = "zeros"
     splits_inputs: bool = False
     dropout: float = 0.0
+    vector: Vector = ""
 
     def first_initializer(self, dims: Dims) -> Identifier:
         """Return the initializer of the first factor; the dims of inputs are its fan-in."""
@@ -72,17 +100,18 @@ class Factors:
 
 
 def add_factors(layer: Layer, adapted: str, dims_of: Dims, factors: Factors, regularizer: Any) -> None:
-    """Create the factors of a weight of a layer, `lora_<weight>_a` and `lora_<weight>_b`."""
+    """Create the factors of a weight of a layer, `lora_<weight>_a`, `lora_<weight>_b`, and the vector, if any."""
     weight = getattr(layer, adapted)
     names = of_slice(weight.dim_names, weight.ndim)
     before = len(weight.dim_names) - weight.ndim  # dims of a stack that is built now
-    initial, shape = (factors.first_initializer(dims_of), factors.b_initializer), shape_of(weight)
-    for end, dims, initializer in zip("ab", dims_of, initial, strict=True):
+    initial, shape = (factors.first_initializer(dims_of), factors.b_initializer, "zeros"), shape_of(weight)
+    ends = ("a", "b", factors.vector) if factors.vector else ("a", "b")
+    for end, dims, initializer in zip(ends, (*dims_of, output_dims(dims_of)), initial, strict=False):
         sizes = tuple(factors.rank if dim is None else shape[dim] for dim in dims)
         name = f"lora_{adapted}_{end}"
         named = tuple(None if dim is None else names[dim] for dim in dims)
-        options: dict[str, Any] = {"regularizer": regularizer, "name": name, "dim_names": named}
-        factor = layer.add_weight(sizes, initializer, "float32", **options)
+        options: dict[str, Any] = {"autocast": False} if end == factors.vector else {"regularizer": regularizer}
+        factor = layer.add_weight(sizes, initializer, "float32", name=name, dim_names=named, **options)
         factor.set_metadata(
             factor_of=(adapted, (*range(before), *(dim if dim is None else dim + before for dim in dims)))
         )
@@ -116,9 +145,17 @@ class LoraLayer(Layer):
         return 0.0 if self.lora_rank is None else (self.lora_alpha or 0) / self.lora_rank
 
     @property
-    def lora_names(self) -> tuple[str, str, str]:
-        """The names of the frozen weight and of its two factors."""
-        return self._adapted, f"lora_{self._adapted}_a", f"lora_{self._adapted}_b"
+    def lora_names(self) -> tuple[str, ...]:
+        """The names of the frozen weight and of its factors."""
+        ends = ("a", "b", self.lora_vector) if self.lora_vector else ("a", "b")
+        return self._adapted, *(f"lora_{self._adapted}_{end}" for end in ends)
+
+    @property
+    def lora_vector(self) -> Vector:
+        """The kind of the third factor; empty without one."""
+        if f"lora_{self._adapted}_magnitude" in vars(self):
+            return "magnitude"
+        return "bias" if f"lora_{self._adapted}_bias" in vars(self) else ""
 
     def enable_lora(
         self,
@@ -217,7 +254,7 @@ class LoraLayer(Layer):
         return self.lora_scale * product(first, second, self.lora_dims)
 
     def _factors(self) -> tuple[jax.Array, jax.Array]:
-        first, second = (getattr(self, name)[...] for name in self.lora_names[1:])
+        first, second = (getattr(self, name)[...] for name in self.lora_names[1:3])
         return first, second
 
     def _adapted_outputs(self, inputs: jax.Array, apply: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
@@ -227,8 +264,25 @@ class LoraLayer(Layer):
         outputs = product_with(self, self._adapted, inputs, apply)
         if self.lora_rank is None:
             return outputs
-        inputs = self.lora_dropout(inputs) if "lora_dropout" in vars(self) else inputs
-        return outputs + (self.lora_scale * self._update(inputs, apply)).astype(outputs.dtype)
+        kept = self.lora_dropout(inputs) if "lora_dropout" in vars(self) else inputs
+        update, vector = self._update(kept, apply), self.lora_vector
+        if vector == "bias":
+            update = update + self.per_output(getattr(self, self.lora_names[3])[...])
+        update = self.lora_scale * update
+        if vector == "magnitude":  # as in peft, the first term has dropped inputs, too
+            base = outputs if kept is inputs else product_with(self, self._adapted, kept, apply)
+            ratio = self.per_output(self._ratio())
+            update = (ratio - 1) * base + ratio * update
+        return outputs + update.astype(outputs.dtype)
+
+    def _ratio(self) -> jax.Array:
+        """Return the magnitude divided by the norms of the sum, which are constants for gradients."""
+        value = weight_value(self, self._adapted).astype("float32") + self._product()
+        return getattr(self, self.lora_names[3])[...] / jax.lax.stop_gradient(norms(value, self.lora_dims))
+
+    def per_output(self, value: Any) -> Any:
+        """Return a number for each output of the weight with the dims of a bias."""
+        return value
 
     def _update(self, inputs: jax.Array, apply: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         """Return the unscaled update of the outputs."""
@@ -267,6 +321,7 @@ class AdaptedWeight:
     name: str  # the attribute of the weight
     regularizer: Any = None
     constraint: Any = None
+    lora_vector: ClassVar[Vector] = ""
 
     @property
     def lora_enabled(self) -> bool:

@@ -6,7 +6,7 @@ import functools
 import re
 import string
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -189,6 +189,18 @@ class EinsumDense(LoraLayer):
         between = f"{left}{between}{right}"
         reduced = jnp.einsum(f"{left}{inside}{right},{first}->{between}", inputs, a)
         return jnp.einsum(f"{between},{second}->{left}{outside}{right}", reduced, b)
+
+    def per_output(self, value: Any) -> Any:
+        """Return a number for each output of the weight with the dims of a bias."""
+        inside, letters, outside, side = self._terms
+        given = [letter for letter in letters if letter in outside]
+        wanted, first = sorted(given, key=outside.index), min(map(outside.index, given), default=len(outside))
+        before = value.ndim - len(given)  # dims of a stack
+        sizes = dict(zip(given, value.shape[before:], strict=True))
+        value = value.transpose(*range(before), *(before + given.index(letter) for letter in wanted))
+        dims = [sizes.get(letter, 1) for letter in outside[first:]]
+        after = self.input_spec.ndim - len(inside) if side == "right" else 0
+        return value.reshape(*value.shape[:before], *dims, *[1] * after)
 
     def _sizes(self, input_shape: Sequence[int]) -> tuple[dict[str, int], int]:
         """Return the sizes of the letters, and the number of dims of the ellipsis."""
