@@ -33,9 +33,15 @@ def parquet_rows(path: pathlib.Path, needed: Sequence[str], takes_text: bool, fi
             file = parquet.ParquetFile(opened, **options)
             kinds = {field.name: field.type for field in file.schema_arrow}
             columns = [*needed, *({"prompt"} & {*kinds} if takes_text else ())]
-            if wrong := [each for each in columns if not _fits(kinds.get(each), takes_text)]:
+            wrong = [each for each in columns if not _fits(kinds.get(each), takes_text)]
+            wrong += [each for each in (*columns, "tools") if "dictionary<" in str(kinds.get(each))]  # has no bound
+            if wrong:
                 given = shorten({each: str(kind) for each, kind in kinds.items()})
-                raise DataError(f"{name} must have columns of messages: {', '.join(wrong)}", given=given, fix=fix)
+                raise DataError(
+                    f"columns of {name} are missing or of another type: {', '.join(dict.fromkeys(wrong))}",
+                    given=given,
+                    fix=fix,
+                )
             for batch in file.iter_batches(_ROWS, columns=[*columns, "tools"], use_threads=False):
                 if batch.nbytes > _MOST_BYTES:
                     raise OverflowError(f"{len(batch)} rows have {batch.nbytes} bytes, more than {_MOST_BYTES}")
@@ -46,11 +52,11 @@ def parquet_rows(path: pathlib.Path, needed: Sequence[str], takes_text: bool, fi
 
 def _fits(kind: Any, takes_text: bool) -> bool:
     """Whether a column has messages, or texts if these are taken."""
-    inner = getattr(kind, "value_type", None)  # of a list, or of a dictionary of texts
-    if str(kind) in (*_TEXTS, "null") or str(inner) in _TEXTS:
+    if str(kind) in (*_TEXTS, "null"):
         return takes_text
+    inner = getattr(kind, "value_type", None)
     fields: Any = inner if str(inner).startswith("struct<") else ()
-    keys = {field.name: str(getattr(field.type, "value_type", field.type)) for field in fields}
+    keys = {field.name: str(field.type) for field in fields}
     return keys.get("role") in _TEXTS and keys.get("content") not in _BYTES
 
 

@@ -118,7 +118,7 @@ def test_columns_of_others_are_an_error(tmp_path, rows, given):
     path = tmp_path / "rows.parquet"
     parquet.write_table(rows, path)
     with pytest.raises(
-        DataError, match=rf"(?s)rows.parquet' must have columns of messages: messages.*{given}.*`messages`"
+        DataError, match=rf"(?s)rows.parquet' are missing or of another type: messages.*{given}.*`messages`"
     ):
         kd.data.chat(path, folder(tmp_path))
 
@@ -127,7 +127,7 @@ def test_columns_of_pairs_are_checked_together(tmp_path, model):
     path = tmp_path / "rows.parquet"
     parquet.write_table(table(chosen=[[1]], prompt=[[2.0]], rejected=[["a"]]), path)
     with pytest.raises(
-        DataError, match=r"(?s)must have columns of messages: chosen, prompt\n.*write texts, or messages"
+        DataError, match=r"(?s)are missing or of another type: chosen, prompt\n.*write texts, or messages"
     ):
         kd.data.preferences(path, folder(tmp_path), model)
 
@@ -173,7 +173,11 @@ def test_repeated_values_are_bounded(tmp_path):
     texts = pa.DictionaryArray.from_arrays(np.zeros(count, "int32"), ["x" * 2**11])
     message = pa.StructArray.from_arrays([texts, texts], ["role", "content"])
     path = tmp_path / "a.parquet"
-    parquet.write_table(pa.table({"messages": pa.ListArray.from_arrays(np.array([0, count], "int32"), message)}), path)
+    rows = pa.table({"messages": pa.ListArray.from_arrays(np.array([0, count], "int32"), message)})
+    parquet.write_table(rows, path)
+    with pytest.raises(DataError, match="are missing or of another type: messages"):
+        kd.data.chat(path, folder(tmp_path))
+    parquet.write_table(rows, path, store_schema=False)
     assert path.stat().st_size < 2**15
     with pytest.raises(DataError, match=r"(?s)a.parquet' cannot be read.*1 rows have \d{9} bytes, more than 67108864"):
         kd.data.chat(path, folder(tmp_path))
