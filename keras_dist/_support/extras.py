@@ -17,6 +17,7 @@ PACKAGES = {
     "images": "pillow",
     "keras": "h5py keras",
     "mlflow": "mlflow",
+    "parquet": "pyarrow",
     "plot": "matplotlib",
     "quantize": "qwix",
     "tensorboard": "tensorboardX",

@@ -23,6 +23,7 @@ from keras_dist._support.arguments import check_int, check_option, is_int
 from keras_dist._support.extras import import_extra
 from keras_dist._support.located_warnings import warn
 from keras_dist.data.packing import PackedRows, pack
+from keras_dist.data.parquet_files import parquet_rows
 from keras_dist.errors import DataError, cause, shorten
 
 _START, _END = "\ue0f0", "\ue0f1"
@@ -51,7 +52,7 @@ def chat(
     counts both. All tokens are kept in memory.
 
     Args:
-        conversations: a list, a `datasets.Dataset` or another iterable, or the path of a `.jsonl` file.
+        conversations: a list, a `datasets.Dataset` or another iterable, or the path of a `.jsonl` or `.parquet` file.
         folder: the folder of a network, with `tokenizer.json`, and `chat_template.jinja` or `tokenizer_config.json`.
         length: number of tokens in a row.
         train_on: "assistant" weighs the tokens of answers 1, and others 0; "all" weighs all 1.
@@ -64,7 +65,7 @@ def chat(
     Raises:
         DataError: a file, a message or an argument cannot be used, the template refuses a conversation, or it renders
             an answer in another way where messages follow.
-        MissingExtraError: `tokenizers` or `jinja2` is not installed.
+        MissingExtraError: `tokenizers` or `jinja2` is not installed, or for `.parquet` files `pyarrow`.
 
     Example:
         >>> import json, pathlib, tempfile
@@ -262,13 +263,17 @@ def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
 
 def _conversations(source: Any, key: str) -> Iterator[tuple[Messages, Any]]:
     """Yield the messages and the tools of each conversation."""
-    for number, row in enumerate(rows_of(source)):
+    fix = "pass the column of the conversations, list<struct<role, content>>, as `messages`"
+    for number, row in enumerate(rows_of(source, [key], False, fix)):
         yield messages_of(row, key, number)
 
 
-def rows_of(source: Any) -> Any:
-    """Return the values in a file of JSON lines, if a path is given; anything else unchanged."""
-    return _lines(pathlib.Path(source)) if isinstance(source, str | os.PathLike) else source
+def rows_of(source: Any, columns: Sequence[str], takes_text: bool, fix: str) -> Any:
+    """Return the rows in a file of JSON lines or of Parquet, if a path is given; anything else unchanged."""
+    if not isinstance(source, str | os.PathLike):
+        return source
+    path = pathlib.Path(source).expanduser()
+    return parquet_rows(path, columns, takes_text, fix) if path.suffix == ".parquet" else _lines(path)
 
 
 def messages_of(row: Any, key: str, number: int) -> tuple[Messages, Any]:
@@ -297,7 +302,7 @@ def check_unmarked(value: Any, title: str) -> None:
 def _lines(path: pathlib.Path) -> Iterator[Any]:
     """Yield the values in a file of JSON lines."""
     try:
-        with path.expanduser().open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8") as file:
             for line, text in enumerate(file, 1):
                 if text.strip():
                     try:

@@ -50,7 +50,7 @@ def preferences(
     which are zero at first. The model computes on its mesh, in evaluation mode.
 
     Args:
-        pairs: a list, a `datasets.Dataset` or another iterable, or the path of a `.jsonl` file.
+        pairs: a list, a `datasets.Dataset` or another iterable, or the path of a `.jsonl` or `.parquet` file.
         folder: the folder of the network, as for `chat`.
         model: a model that takes `{"tokens", "segments"}` of shape (pairs, 2, length), as a `pretrained.Decoder`.
         length: largest number of tokens of a row. Pairs with a longer one are left out, which a warning counts.
@@ -64,7 +64,7 @@ def preferences(
 
     Raises:
         DataError: a file, a pair or an argument cannot be used, no pair is left, or the template refuses a pair.
-        MissingExtraError: `tokenizers`, or for messages `jinja2`, is not installed.
+        MissingExtraError: `tokenizers`, for messages `jinja2`, or for `.parquet` files `pyarrow`, is not installed.
 
     Example:
         >>> import json, pathlib, tempfile
@@ -96,17 +96,18 @@ def preferences(
         raise argument_error("model", model, "a `keras_dist.Model`", error=DataError)
     door = FolderTokenizer(pathlib.Path(folder).expanduser(), template, "`preferences`")
     encoded: list[tuple[_Answer, _Answer]] = []
-    rows = list(rows_of(pairs))
-    for number, row in enumerate(rows):
+    fix, number = "write texts, or messages as list<struct<role, content>>", -1
+    for number, row in enumerate(rows_of(pairs, ["chosen", "rejected"], True, fix)):
         prompt, *answers = _checked(row, number)
         chosen, rejected = (door.encode_answer(prompt, each, row.get("tools"), number) for each in answers)
         if all(len(tokens) <= length and weights[1:].any() for tokens, weights in (chosen, rejected)):
             encoded.append((chosen, rejected))
-    if len(encoded) < len(rows):
+    total = number + 1
+    if len(encoded) < total:
         why = f"a row is longer than {length} tokens, or has no answer"
-        warn(f"preferences: of {len(rows)} pairs, {len(rows) - len(encoded)} are left out: {why}")
+        warn(f"preferences: of {total} pairs, {total - len(encoded)} are left out: {why}")
     if not encoded:
-        raise DataError("preferences: no pair is left", given=f"{len(rows)} pairs", fix="check `pairs` and `length`")
+        raise DataError("preferences: no pair is left", given=f"{total} pairs", fix="check `pairs` and `length`")
     longest = max(len(tokens) for pair in encoded for tokens, _ in pair)
     found = PreferencePairs(encoded, min(length, -(-longest // _MULTIPLE) * _MULTIPLE), door.pad_id)
     found.reference[:] = _reference(found, model._with_weights(), batch_size)
