@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TPU_COMPILER := $(VENV)/tpu_compiler
 MEASURED := $(VENV)-accelerator
-PIP_OPTIONS = -qq --disable-pip-version-check $(if $(WHEELS),--no-index --find-links "$(WHEELS)")
+PIP_OPTIONS = -qq --disable-pip-version-check -c $(MEASURED)/machine.txt $(if $(WHEELS),--no-index --find-links "$(WHEELS)")
 
 # Python keeps what it compiled: the tests alone start a hundred processes that read the same modules.
 unexport PYTHONDONTWRITEBYTECODE
@@ -78,8 +78,9 @@ bench: $(READY) ## run every benchmark, and write what they found into docs/refe
 	@set -e; for script in $(sort $(basename $(notdir $(wildcard benchmarks/bench_*.py)))); do $(BIN)/python -m benchmarks.$$script; done
 	@$(BIN)/python -m benchmarks.report
 
-accelerator: $(if $(DRY),,$(MEASURED)/.ready) ## measure on the GPUs or TPUs of this machine, in nine minutes (DRY=1, WHEELS=folder)
-	@$(if $(DRY),"$(PYTHON)",$(MEASURED)/bin/python) -m benchmarks.accelerator $(if $(DRY),--dry-run) $(ARGS)
+accelerator: $(if $(filter-out 0,$(DRY)),,accelerator-environment) ## measure on the GPUs or TPUs of this machine, in nine minutes (DRY=1, WHEELS=folder)
+	@TFDS_DATA_DIR="$${TFDS_DATA_DIR:-$(CURDIR)/.cache/tensorflow_datasets}" \
+	  $(if $(filter-out 0,$(DRY)),"$(PYTHON)",$(MEASURED)/bin/python) -m benchmarks.accelerator $(if $(filter-out 0,$(DRY)),--dry-run) $(ARGS)
 
 release-check: $(READY) ## build wheel and sdist, and run each in a clean environment
 	$(BIN)/python -m tests.documents.release
@@ -122,18 +123,23 @@ $(TPU_COMPILER): $(READY) constraints.txt
 	  || echo 'Tests that compile for TPUs are skipped: there is no libtpu for this machine.' >&2
 	@mkdir -p $@ && touch $@
 
-# The packages of the machine, its JAX among them, and what is missing: from the folder WHEELS where there is no network.
-# Without what only some sections need, the others run.
-$(MEASURED)/.ready: pyproject.toml
-	@echo "Setting up $(MEASURED) with the packages of $$("$(PYTHON)" --version); WHEELS=folder where there is no network ..."
-	@"$(PYTHON)" -m venv --clear --system-site-packages $(MEASURED)
-	@"$(PYTHON)" -c 'import site; print(*site.getsitepackages(), sep="\n")' > $$(echo $(MEASURED)/lib/python*/site-packages)/machine.pth
-	@"$(PYTHON)" -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-	  extras = project["optional-dependencies"]; \
-	  tests = [each for each in extras["test"] if each.startswith(("hypothesis", "pytest>"))]; \
-	  open("$(MEASURED)/needed.txt", "w").write("\n".join(project["dependencies"])); \
-	  open("$(MEASURED)/wished.txt", "w").write("\n".join([*extras["datasets"], *extras["quantize"], *tests, ""]))'
-	@$(MEASURED)/bin/python -m pip install $(PIP_OPTIONS) -r $(MEASURED)/needed.txt
-	@while read -r each; do $(MEASURED)/bin/python -m pip install $(PIP_OPTIONS) "$$each" || echo "$$each is not installed"; \
-	  done < $(MEASURED)/wished.txt
-	@touch $@
+# The packages of the machine, its JAX among them, in its version, and what is missing: from the folder WHEELS where there
+# is no network. Without what only some sections need, the others run. Another interpreter or JAX makes it anew.
+MACHINE = import sys; from importlib.metadata import version; print(sys.executable, *(f"{name}=={version(name)}" for name in ("jax", "jaxlib")))
+.PHONY: accelerator-environment
+accelerator-environment:
+	@now="$$("$(PYTHON)" -c '$(MACHINE)' 2>/dev/null || command -v "$(PYTHON)")"; \
+	[ "$$(cat $(MEASURED)/.ready 2>/dev/null)" = "$$now" ] || { \
+	  set -e; echo "Setting up $(MEASURED) with the packages of $$now; WHEELS=folder where there is no network ..."; \
+	  "$(PYTHON)" -m venv --clear --system-site-packages $(MEASURED); \
+	  "$(PYTHON)" -c 'import site; print(*site.getsitepackages(), sep="\n")' > $$(echo $(MEASURED)/lib/python*/site-packages)/machine.pth; \
+	  printf '%s\n' $$now | grep == > $(MEASURED)/machine.txt || true; \
+	  "$(PYTHON)" -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	    extras = project["optional-dependencies"]; \
+	    tests = [each for each in extras["test"] if each.startswith(("hypothesis", "pytest>"))]; \
+	    open("$(MEASURED)/needed.txt", "w").write("\n".join(project["dependencies"])); \
+	    open("$(MEASURED)/wished.txt", "w").write("\n".join([*extras["datasets"], *extras["quantize"], *tests, ""]))'; \
+	  $(MEASURED)/bin/python -m pip install $(PIP_OPTIONS) -r $(MEASURED)/needed.txt; \
+	  while read -r each; do $(MEASURED)/bin/python -m pip install $(PIP_OPTIONS) "$$each" || echo "$$each is not installed"; \
+	  done < $(MEASURED)/wished.txt; \
+	  echo "$$now" > $(MEASURED)/.ready; }

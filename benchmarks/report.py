@@ -78,14 +78,19 @@ def render_accelerators(folder: pathlib.Path = m.RESULTS / "accelerator") -> str
     """What `make accelerator` has measured, as Markdown: a table for each file, what failed included."""
     tables = []
     for path in sorted(folder.glob("*.jsonl")):
-        where, *results = map(json.loads, path.read_text().splitlines())
+        where, *results = map(json.loads, filter(_is_whole, path.read_text().splitlines()))
         driver = f", driver {where['driver']}" if where["driver"] else ""
         versions = f"jax {where['jax']}, jaxlib {where['jaxlib']}, Python {where['python']}{driver}, {where['date']}"
-        rows = [f"| {line['section']} | {accelerator.text(line)} |" for line in results]
+        rows = [f"| {line['section']} | {accelerator.text(line).replace('|', '/')} |" for line in results]
         tables.append(
             "\n".join([f"{where['devices']} x {where['kind']}: {versions}.", "", "| section | |", "|---|---|", *rows])
         )
     return "\n\n".join(tables) if tables else "Not run on a GPU or TPU yet."
+
+
+def _is_whole(line: str) -> bool:
+    """Whether a line was written to its end before a run was cut off."""
+    return line.endswith("}")
 
 
 def _search(cost: Record) -> str:

@@ -28,15 +28,14 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # Read once, when JAX and its CPU backend start: set before anything imports them. PJRT_NPROC sizes the thread pool, so
 # that 8 devices never wait for each other in vain on a small machine.
 FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
-ON_ACCELERATOR = "ON_ACCELERATOR" in os.environ  # `make accelerator`: the devices that are here, and CPUs beside them
+ON_ACCELERATOR = "ON_ACCELERATOR" in os.environ  # `make accelerator`: the platforms that are here, CPUs among them
 if "SOAK" not in os.environ and not ON_ACCELERATOR:  # `make soak` compiles as users do
     FLAGS += ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
     if metadata.version("jaxlib") < "0.11":  # later ones do not know it
         FLAGS += ["--xla_cpu_use_fusion_emitters=false"]
 os.environ["XLA_FLAGS"] = " ".join(FLAGS).strip()
 os.environ["PJRT_NPROC"] = "32"
-if not ON_ACCELERATOR:
-    os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_PLATFORMS"] = os.environ.get("ON_ACCELERATOR", "cpu")
 os.environ["KERAS_BACKEND"] = "jax"  # read when Keras is imported
 
 from collections.abc import Iterator  # noqa: E402

@@ -37,8 +37,10 @@ def isolate() -> None:
         if site.ENABLE_USER_SITE:
             os.environ.setdefault("PYTHONUSERBASE", site.getuserbase())  # packages may be installed at home
         os.environ["HOME"] = tempfile.mkdtemp(prefix="keras_dist_home_")
+    kept = ("TPU_", "CLOUD_TPU_", "MEGASCALE_") if "ON_ACCELERATOR" in os.environ else ()  # how TPUs are reached
     for name in filter(FOREIGN.match, list(os.environ)):
-        del os.environ[name]
+        if not name.startswith(tuple(kept)):
+            del os.environ[name]
     os.environ |= {"MPLCONFIGDIR": str(CACHE / "matplotlib"), "PYTHONUTF8": "1", "TERM": "xterm", "TZ": "UTC"}
     for name in ("en_US.UTF-8", "C.UTF-8"):  # older macOS has the first alone
         with contextlib.suppress(locale.Error):

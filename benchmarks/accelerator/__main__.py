@@ -1,4 +1,4 @@
-"""All sections within nine minutes; each result is on disk as soon as it is known."""
+"""All sections within nine minutes; each result is on disk as soon as it is known. On CPUs in small sizes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,15 +21,15 @@ from benchmarks.measure import ROOT
 
 SECONDS = 540
 DEVICES = """import json, sys, jax, jaxlib
-first = jax.devices()[0]
-about = {"kind": first.device_kind, "devices": jax.device_count(), "runtime": first.client.platform_version}
-print(json.dumps({**about, "jax": jax.__version__, "jaxlib": jaxlib.__version__, "python": sys.version.split()[0]}))"""
+one, packages = jax.devices()[0], {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "python": sys.version[:6]}
+about = {"platform": one.platform, "kind": one.device_kind, "runtime": one.client.platform_version}
+print(json.dumps({**about, "devices": jax.device_count(), **packages}))"""
 
 
 def main() -> int:
     """Run the sections; 1 if one of them failed or was cut off."""
+    end = time.monotonic() + SECONDS
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accelerator", description=__doc__)
-    parser.add_argument("--small", action="store_true", help="small sizes, to try the programs on CPUs")
     parser.add_argument("--dry-run", action="store_true", help="say what runs, and how long it may take")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=[*SECTIONS], metavar="NAME")
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build" / "accelerator", help="of the results")
@@ -36,51 +37,58 @@ def main() -> int:
     if options.dry_run:
         for name in options.sections:
             print(f"{name:<10} at most {SECTIONS[name].seconds:>3} s: {SECTIONS[name].what}")
-        print(f"at most {min(SECONDS, sum(SECTIONS[name].seconds for name in options.sections))} s in all")
+        print(f"at most {SECONDS} s in all: what comes later is left out. Small sizes on CPUs, in twice the time")
         return 0
-    where = {**machine(), "sizes": "small" if options.small else "full"}
     options.folder.mkdir(parents=True, exist_ok=True)
-    path = options.folder / f"{re.sub('[^a-z0-9]+', '-', where['kind'].lower())}.jsonl"
-    path.write_text(f"{json.dumps(where)}\n")
-    print(f"{where['devices']} x {where['kind']}, jax {where['jax']}, at most {SECONDS} s; results: {path}", flush=True)
-    end = time.monotonic() + SECONDS * (2 if options.small else 1)
-    ended = [run(name, path, where["sizes"], end) for name in options.sections]
-    print("Copy the file to benchmarks/results/accelerator, and `python -m benchmarks.report` adds it to the tables.")
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, lambda number, _: sys.exit(128 + number))
+    where = machine()
+    sizes = "small" if where["platform"] == "cpu" else "full"
+    kind = re.sub("[^a-z0-9]+", "-", f"{where['devices']} {where['kind']}".lower())
+    path = options.folder / f"{kind}-{datetime.datetime.now():%Y%m%d-%H%M%S}.jsonl"
+    path.write_text(f"{json.dumps({**where, 'sizes': sizes})}\n")
+    print(f"{where['devices']} x {where['kind']}, jax {where['jax']}, {sizes} sizes; results: {path}", flush=True)
+    platforms = {"gpu": "rocm,cpu" if "rocm" in where["runtime"].lower() else "cuda,cpu", "tpu": "tpu,cpu"}
+    os.environ["JAX_PLATFORMS"] = platforms.get(where["platform"], where["platform"])  # no section may use others
+    ended = [run(name, path, sizes, end + SECONDS * (sizes == "small")) for name in options.sections]
     return 0 if all(ended) else 1
 
 
 def machine() -> dict[str, Any]:
     """What is here, from a process that has ended: one that asks takes the memory of GPUs."""
-    done = subprocess.run([sys.executable, "-c", DEVICES], capture_output=True, text=True, check=False)
+    options: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 90}
+    done = subprocess.run([sys.executable, "-c", DEVICES], check=False, **options)
     if done.returncode:
         raise SystemExit(f"JAX finds no devices: {done.stderr.strip()[-500:]}")
-    driver = None
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+    where = {**json.loads(done.stdout.splitlines()[-1]), "driver": None, "date": f"{datetime.date.today()}"}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
-    return {**json.loads(done.stdout.splitlines()[-1]), "driver": driver, "date": f"{datetime.date.today()}"}
+        where["driver"] = subprocess.run(command, check=True, **options).stdout.split()[0]
+    return where
 
 
 def run(name: str, path: pathlib.Path, sizes: str, end: float) -> bool:
     """Run a section in a process, which is killed with its children when its time is over, and print its results."""
-    began, before, error = time.monotonic(), path.stat().st_size, ""
-    seconds = min(SECTIONS[name].seconds if sizes == "full" else SECONDS, end - began)
-    command = [sys.executable, "-m", "benchmarks.accelerator.sections", name, str(path.absolute()), sizes]
-    options: dict[str, Any] = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, start_new_session=True, **options) as process:
+    began, before, error, folder = time.monotonic(), path.stat().st_size, "", path.parent.absolute()
+    seconds = max(0, min(SECTIONS[name].seconds if sizes == "full" else SECONDS, end - began))
+    command = [sys.executable, "-m", "benchmarks.accelerator.sections", name, str(folder / path.name), sizes]
+    with (folder / f"{path.stem}-{name}.log").open("w") as log:
+        options: dict[str, Any] = {"cwd": ROOT, "stdout": log, "stderr": log, "start_new_session": True}
+        process = subprocess.Popen(command, **options)
         try:
-            errors = process.communicate(timeout=max(seconds, 0))[1].strip()
-            error = f"ended with {process.returncode}: {errors[-300:]}" if process.returncode else ""
+            error = f"ended with {code}: {log.name}" if (code := process.wait(seconds)) else ""
         except subprocess.TimeoutExpired:
-            error = f"not finished in {max(seconds, 0):.0f} s"
+            error = f"not finished in {seconds:.0f} s: {log.name}"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            shutil.rmtree(folder / "temporary", ignore_errors=True)
     last = failed("the section", error) if error else result("the section took", time.monotonic() - began, "s")
     with path.open("a+") as file:
-        file.write(f"{json.dumps({'section': name, **last})}\n")
+        print(json.dumps({"section": name, **last}), file=file)
         file.seek(before)
-        print("".join(f"  {name}: {text(json.loads(line))}\n" for line in file), end="", flush=True)
+        print(*(f"  {name}: {text(json.loads(line))}" for line in file), sep="\n", flush=True)
     return not error
 
 

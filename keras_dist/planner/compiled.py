@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -185,7 +186,8 @@ def _topology(target: Target) -> dict[str, Any] | None:
     if target.platform == "cpu":
         return None
     if target.platform == "cuda":
-        import_extra("jax_cuda12_plugin", "cuda", f"compiling for {target.name!r}")
+        if importlib.util.find_spec("jax_cuda13_plugin") is None:
+            import_extra("jax_cuda12_plugin", "cuda", f"compiling for {target.name!r}")
         shape = "x".join(map(str, (target.slices, *target.shape)))
         config = gpu_target_config(target.chip)
         return {"platform": "cuda", "topology_name": target.chip.name, "topology": shape, "target_config": config}

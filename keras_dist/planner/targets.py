@@ -186,12 +186,14 @@ class Target:
         chip: figures of its chips.
         shape: shape of a slice: sizes of the torus of TPUs, `(hosts, GPUs per host)`, or the number of CPU devices.
         slices: number of slices, which the network of the data center connects.
+        taken_nbytes: bytes of memory that JAX takes of a device that is here; None for all of it.
     """
 
     name: str
     chip: Chip
     shape: tuple[int, ...]
     slices: int
+    taken_nbytes: int | None = None
 
     @property
     def platform(self) -> Platform:
@@ -205,8 +207,8 @@ class Target:
 
     @property
     def hbm_nbytes(self) -> int:
-        """Bytes of memory of one device, as published; 0 for memory of the host."""
-        return self.chip.hbm_nbytes // self.chip.devices
+        """Bytes of memory of one device, as published or as JAX takes them; 0 for memory of the host."""
+        return self.taken_nbytes or self.chip.hbm_nbytes // self.chip.devices
 
     @functools.cached_property
     def places(self) -> tuple[TargetDevice, ...]:
@@ -258,7 +260,7 @@ def target_of(devices: Iterable[Any]) -> Target | None:
     """Return the machine that these devices are all of; None for CPUs and for devices whose figures are not known.
 
     GPUs of one process count as one host. The memory of GPUs of this process is what JAX takes of it: 75 %, or
-    `XLA_PYTHON_CLIENT_MEM_FRACTION`.
+    `XLA_CLIENT_MEM_FRACTION`.
 
     Args:
         devices: devices of JAX.
@@ -284,7 +286,7 @@ def target_of(devices: Iterable[Any]) -> Target | None:
     if machine.device_count != len(found):
         return None
     limits = _limits_of(found) if chip.platform == "cuda" else []
-    return dataclasses.replace(machine, chip=dataclasses.replace(chip, hbm_nbytes=min(limits))) if limits else machine
+    return dataclasses.replace(machine, taken_nbytes=min(limits)) if limits else machine
 
 
 def _limits_of(devices: Iterable[Any]) -> list[int]:

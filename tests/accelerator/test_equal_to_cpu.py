@@ -38,7 +38,7 @@ def on(devices, program, precision, layout):
 
 def trained(network, x, y, loss="mse", optimizer="sgd", rows=16, epochs=2, **fit):
     model = kd.Sequential([kd.Input(x.shape[1:], dtype=x.dtype), *network])
-    model.compile(optimizer, loss)
+    model.compile(optimizer, loss, steps_per_execution=1)
     losses = model.fit(x, y, batch_size=rows, epochs=epochs, verbose=0, shuffle=False, **fit).history["loss"]
     return [np.array(losses), *model.get_weights(), model.predict(x, verbose=0)]
 
@@ -139,4 +139,20 @@ def test_bfloat16_by_kernels():
     def program():
         return [decoder("bfloat16").predict(tokens(), verbose=0)]
 
-    assert_equal_to_cpu(program, AT_DEFAULT)
+    assert_equal_to_cpu(program, AT_DEFAULT, "default")
+
+
+@pytest.mark.parametrize("axes", [(None, "model"), ("model", None)])
+def test_weights_over_an_axis(axes):
+    """Megatron's layouts on the devices that are here, in two axes where these are even."""
+    x, y = numbers(64, 24), numbers(64, 8, seed=1)
+
+    def strategy(mesh):
+        devices = mesh.backend_mesh.devices.ravel()
+        shape = f"data=2,model={len(devices) // 2}" if len(devices) % 2 == 0 else f"data=1,model={len(devices)}"
+        rules = kd.LayoutMap(kd.DeviceMesh(shape, devices=devices))
+        rules["dense/kernel"] = axes
+        return kd.ModelParallel(rules, "data")
+
+    network = lambda: [layers.Dense(512, "gelu", name="dense"), layers.Dense(8)]  # noqa: E731
+    assert_equal_to_cpu(lambda: trained(network(), x, y), strategy=strategy)
