@@ -1,9 +1,9 @@
 """Rows of Parquet files with conversations, as the library `datasets` writes them, read by pyarrow.
 
 Few rows are decoded at a time, of one row group after another. A value that a file repeats takes no bytes in it, so
-decoded rows have a bound of bytes, which holds before they become objects of Python. By then pyarrow has expanded them,
-by at most 2 GiB a key of messages. The counts in the metadata cannot be checked before: where they are damaged, reading
-them aborts the process (pyarrow 26).
+decoded rows have a bound of bytes, which holds before they become objects of Python. pyarrow has expanded them by then,
+and a small file can take gigabytes for a moment. The counts in the metadata cannot be checked before: where they are
+damaged, reading them aborts the process (pyarrow 26).
 
 A struct has all keys: null stands for an absent one, except for `content`.
 """
