@@ -154,7 +154,7 @@ def _problems_of_splash(arrays: Arrays, options: Scores, platform: str) -> Itera
         yield "positions without segments: its window counts tokens"
     if arrays[0].dtype not in (jnp.bfloat16, jnp.float32):
         yield f"the dtype {arrays[0].dtype}, which is not bfloat16 or float32"
-    precision = jax.config.jax_default_matmul_precision
+    precision = getattr(jax.config, "jax_default_matmul_precision", None)
     if arrays[0].dtype == jnp.bfloat16 and precision not in (None, "default", "fastest", "bfloat16"):
         yield f"bfloat16 with the matmul precision {precision!r}"
     if platform not in ("tpu", "cpu"):

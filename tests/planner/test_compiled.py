@@ -1,6 +1,7 @@
 """Programs compiled for machines that are not there: here for CPUs; `benchmarks.bench_plan` compiles for TPUs."""
 
 import dataclasses
+import importlib.util
 import json
 import sys
 import types
@@ -123,10 +124,16 @@ def test_without_the_extra_the_error_names_it(monkeypatch, name, package, extra)
     assert caught.value.fix == f"pip install 'jax[{extra}]'"
 
 
-def asked(monkeypatch, name, shape=(16, 2), **options):
+def test_the_plugin_for_cuda_13_compiles_too(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "jax_cuda13_plugin" or None)
+    request, _ = asked(monkeypatch, "h100:1x1x8", cuda12=None)
+    assert request["topology"]["platform"] == "cuda"
+
+
+def asked(monkeypatch, name, shape=(16, 2), cuda12=types.ModuleType("jax_cuda12_plugin"), **options):  # noqa: B008
     """The request to the process that compiles for a target, and its environment."""
-    for package in ("libtpu", "jax_cuda12_plugin"):
-        monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
+    for package, module in (("libtpu", types.ModuleType("libtpu")), ("jax_cuda12_plugin", cuda12)):
+        monkeypatch.setitem(sys.modules, package, module)
     seen = []
 
     def submit(self, request, bytecode, timeout_seconds):

@@ -261,6 +261,14 @@ def test_elsewhere_xla_computes_and_the_reason_is_noted(target, given, reason):
     assert "custom_call_target" not in text and "dot_general" in text
 
 
+def test_splash_attention_in_bfloat16_needs_the_default_precision_of_products():
+    """Mosaic compiles no products of bfloat16 in another one: libtpu 0.0.42, "Bad lhs type"."""
+    with jax.default_matmul_precision("highest"):
+        _, noted = lowered("v5e:2x4", options(24))
+        assert "bfloat16 with the matmul precision 'highest'" in noted[0]
+        assert lowered("v5e:2x4", options(24), "float32")[1][0].startswith("attention by Pallas")
+
+
 BOTH = Windows((None, 4), np.int32(0))
 
 
