@@ -126,7 +126,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch, name, package, extra)
 
 def test_the_plugin_for_cuda_13_compiles_too(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "jax_cuda13_plugin" or None)
-    request, _ = asked(monkeypatch, "h100:1x1x8", cuda12=None)
+    request, _ = asked(monkeypatch, "h100:1x1x8", (4, 2), cuda12=None)
     assert request["topology"]["platform"] == "cuda"
 
 
