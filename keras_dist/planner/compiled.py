@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -186,7 +185,9 @@ def _topology(target: Target) -> dict[str, Any] | None:
     if target.platform == "cpu":
         return None
     if target.platform == "cuda":
-        if importlib.util.find_spec("jax_cuda13_plugin") is None:
+        try:
+            import_extra("jax_cuda13_plugin", "cuda", f"compiling for {target.name!r}")
+        except MissingExtraError:
             import_extra("jax_cuda12_plugin", "cuda", f"compiling for {target.name!r}")
         shape = "x".join(map(str, (target.slices, *target.shape)))
         config = gpu_target_config(target.chip)
