@@ -39,7 +39,7 @@ def isolate() -> None:
         os.environ["HOME"] = tempfile.mkdtemp(prefix="keras_dist_home_")
     kept = ("TPU_", "CLOUD_TPU_", "MEGASCALE_") if "ON_ACCELERATOR" in os.environ else ()  # how TPUs are reached
     for name in filter(FOREIGN.match, list(os.environ)):
-        if not name.startswith(tuple(kept)):
+        if not name.startswith(kept):
             del os.environ[name]
     os.environ |= {"MPLCONFIGDIR": str(CACHE / "matplotlib"), "PYTHONUTF8": "1", "TERM": "xterm", "TZ": "UTC"}
     for name in ("en_US.UTF-8", "C.UTF-8"):  # older macOS has the first alone
